@@ -1,0 +1,1 @@
+"""Ratchet: fully asynchronous reinforcement learning of language models, as typed actors."""

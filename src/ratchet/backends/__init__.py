@@ -1,0 +1,1 @@
+"""Concrete models, behind the protocols in `base.py`."""

@@ -1,0 +1,86 @@
+"""The protocol of a rollout engine: ids in, ids out, with the logprobs and the version of every
+token.
+
+A backend consumes requests and weights, produces completions; it waits for weights before the first
+token (an engine without a live version serves nothing) and while it is paused. Blocking work runs
+on threads of its own, never on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ratchet.transport.weights.base import WeightSink
+from ratchet.types import FinishReason, Packed, VersionSpan
+
+
+class SamplingParams(NamedTuple):
+    """How to sample. The distribution is softmax(logits / temperature) over the whole vocabulary;
+    temperature 0 is greedy.
+    """
+
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+class Completion(NamedTuple):
+    """What an engine sampled. C tokens, the end-of-sequence token included where one was sampled; C
+    is at least 1.
+    """
+
+    token_ids: Packed
+    """int32 [C]"""
+    logprobs: Packed
+    """float32 [C]; log softmax(logits / temperature) of each token; at temperature 0 of
+    softmax(logits)
+    """
+    spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+class EngineStats(NamedTuple):
+    """Running totals since start."""
+
+    busy_s: float
+    paused_s: float
+    generated_tokens: int
+    running: int
+    """sequences in the batch now"""
+    waiting: int
+    """requests not yet in the batch"""
+
+
+class RolloutEngine(WeightSink, Protocol):
+    """An engine that one RolloutActor owns."""
+
+    async def start(self) -> None:
+        """Load whatever is needed; the engine has no version yet."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """Generate one completion; many calls are in flight at once. Cancelling the call takes it
+        out of the batch.
+
+        Raises:
+            PromptTooLong: if prompt and max_tokens do not fit into the context.
+            GenerationFailed: if the engine could not go on, or an id is outside the vocabulary.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Turn a prompt into ids, by the tokenizer (and chat template, where configured)."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn completion ids into text without special tokens, for scoring only."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the running totals."""
+        ...
+
+    async def close(self) -> None:
+        """Fail what is in flight with `GenerationFailed` and free everything."""
+        ...

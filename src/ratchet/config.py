@@ -1,0 +1,359 @@
+"""The configuration of a run: typed, frozen, validated; one TOML file in, one resolved TOML file
+out.
+
+Consumes a TOML file and `a.b=c` overrides, produces a `Config` or a `ConfigError` that names each
+field, its value and the way out. Waits for nothing. The validators here need no heavy import; what
+needs a tokenizer or a task (a prompt longer than the context, a task that does not import) is
+checked by `runtime.prepare` before anything is written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ratchet.errors import ConfigError
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(_Section):
+    """The policy: a local Hugging Face directory, or a fresh model from a config."""
+
+    path: str | None = None
+    """A local directory with config, weights and tokenizer."""
+    build: dict[str, Any] | None = None
+    """Hugging Face config of a fresh model with random weights, `model_type` included."""
+    tokenizer_chars: str | None = None
+    """With `build`: a tokenizer of one token per character of this string (pad, eos and unk are
+    added).
+    """
+    chat_template: bool = False
+    """Wrap each prompt as a user message with the tokenizer's chat template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.build is None):
+            msg = (
+                "give exactly one of model.path (a local directory) and model.build (a fresh model)"
+            )
+            raise ValueError(msg)
+        if self.build is not None and self.tokenizer_chars is None:
+            msg = "model.build needs model.tokenizer_chars"
+            raise ValueError(msg)
+        if self.build is not None and "model_type" not in self.build:
+            msg = 'model.build needs a model_type, for example "qwen3"'
+            raise ValueError(msg)
+        return self
+
+
+class TaskConfig(_Section):
+    """Where prompts and rewards come from."""
+
+    name: str
+    """A built-in task, or "module:object" (the module may be a path to a .py file)."""
+    args: dict[str, Any] = {}
+    reward: str | None = None
+    """ "module:function" that replaces the task's own score."""
+
+
+class RolloutConfig(_Section):
+    """Generation."""
+
+    backend: str = "torch"
+    num_workers: Positive = 1
+    group_size: Positive = 8
+    max_concurrent_groups: Positive | None = None
+    """Groups in flight per worker; by default the buffer's capacity divided by the workers."""
+    max_batch_size: Positive = 512
+    """Sequences that one engine decodes at once."""
+    max_tokens: Positive
+    temperature: PositiveFloat = 1.0
+    group_timeout_s: PositiveFloat = 120.0
+    """A group that takes longer fails; it is at most the buffer's lease."""
+
+
+class BufferConfig(_Section):
+    """Admission, staleness and batches."""
+
+    batch_groups: Positive
+    """Groups that one optimiser step trains."""
+    capacity_factor: PositiveFloat = 2.0
+    """Finished and in-flight groups together are at most floor(capacity_factor x batch_groups)."""
+    max_staleness: NonNegative = 4
+    unused: Literal["drop", "retry"] = "drop"
+    """What happens to failed and stale groups."""
+    max_retries: NonNegative = 1
+    drop_zero_spread: bool = False
+    """Drop groups whose rewards are all equal, as they carry no gradient."""
+    lease_s: PositiveFloat = 180.0
+
+    @property
+    def capacity(self) -> int:
+        """Groups that may be finished or in flight at once."""
+        return math.floor(self.capacity_factor * self.batch_groups)
+
+
+class AlgorithmConfig(_Section):
+    """GRPO (arXiv:2402.03300), clip-higher (arXiv:2503.14476), truncated importance sampling."""
+
+    name: str = "grpo"
+    advantage: Literal["std", "mean"] = "std"
+    """Rewards centred by the group's mean, and for "std" divided by its standard deviation."""
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    importance_cap: PositiveFloat = 2.0
+    """Cap of the truncated importance weight between behavior and proximal policy."""
+    entropy_coef: float = 0.0
+
+
+class WarmStartConfig(_Section):
+    """SFT on the task's references before version 0."""
+
+    steps: NonNegative = 0
+    batch_size: Positive = 64
+    lr: PositiveFloat = 1e-3
+    lr_warmup_steps: NonNegative = 20
+
+
+class TrainerConfig(_Section):
+    """Optimisation."""
+
+    backend: str = "fsdp"
+    num_steps: Positive
+    lr: PositiveFloat = 1e-4
+    lr_warmup_steps: NonNegative = 20
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    micro_batch_tokens: Positive = 65536
+    """Padded tokens of one forward pass; larger batches are split, with the same gradient."""
+    max_bad_steps: Positive = 3
+    """Non-finite steps in a row that end the run."""
+    synchronous: bool = False
+    """Generate, train, publish strictly one after another: the baseline to measure against."""
+    batch_timeout_s: PositiveFloat = 300.0
+    """The run fails when no batch comes for so long."""
+
+
+class WeightsConfig(_Section):
+    """Weight sync."""
+
+    transport: str = "broadcast"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    bucket_mib: PositiveFloat = 64.0
+    pause_mode: Literal["in_place", "retract"] = "in_place"
+    timeout_s: PositiveFloat = 60.0
+    verify: bool = True
+    """After loading, read the engine's own parameters back and compare their digest with the
+    trainer's.
+    """
+
+    @field_validator("pause_mode", mode="before")
+    @classmethod
+    def _no_abort(cls, value: object) -> object:
+        if value == "abort":
+            msg = (
+                'pause_mode "abort" is refused: generation is always in flight here, so every sync'
+                ' would throw work away; use "in_place" (keep the cache) or "retract" (compute it'
+                " again)"
+            )
+            raise ValueError(msg)
+        return value
+
+
+class EvalConfig(_Section):
+    """Evaluation on held-out prompts before and after training, each pinned to one version."""
+
+    num_prompts: NonNegative = 0
+    samples: Positive = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy."""
+    timeout_s: PositiveFloat = 300.0
+
+
+class RuntimeConfig(_Section):
+    """Processes and addresses."""
+
+    host: str = "127.0.0.1"
+    threads: Positive = 1
+    """torch threads of each engine and trainer process."""
+    max_restarts: NonNegative = 3
+    """Restarts of dead rollout workers within `restart_window_s`, after which the run fails."""
+    restart_window_s: PositiveFloat = 60.0
+    ask_timeout_s: PositiveFloat = 30.0
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, value: str) -> str:
+        try:
+            loopback = ipaddress.ip_address(value).is_loopback
+        except ValueError:
+            loopback = value == "localhost"
+        if not loopback:
+            msg = f"{value!r} is not a loopback address; all roles run on this machine: 127.0.0.1"
+            raise ValueError(msg)
+        return value
+
+
+class Config(_Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    seed: NonNegative = 0
+    model: ModelConfig
+    task: TaskConfig
+    rollout: RolloutConfig
+    buffer: BufferConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    trainer: TrainerConfig
+    weights: WeightsConfig = WeightsConfig()
+    eval: EvalConfig = EvalConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rollout.group_size == 1 and self.algorithm.advantage == "std":
+            msg = (
+                'rollout.group_size = 1 cannot go with algorithm.advantage = "std": one reward has'
+                " no standard deviation; use a group_size of at least 2"
+            )
+            raise ValueError(msg)
+        if self.buffer.capacity < self.buffer.batch_groups:
+            msg = (
+                "floor(buffer.capacity_factor x buffer.batch_groups) ="
+                f" floor({self.buffer.capacity_factor} x {self.buffer.batch_groups}) ="
+                f" {self.buffer.capacity} groups can never hold a batch of"
+                f" {self.buffer.batch_groups}; use a capacity_factor of at least 1"
+            )
+            raise ValueError(msg)
+        if self.rollout.group_timeout_s > self.buffer.lease_s:
+            msg = (
+                f"rollout.group_timeout_s = {self.rollout.group_timeout_s} is longer than"
+                f" buffer.lease_s = {self.buffer.lease_s}: the lease would end first"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def groups_per_worker(self) -> int:
+        """Groups that one rollout worker holds at once."""
+        if self.rollout.max_concurrent_groups is not None:
+            return self.rollout.max_concurrent_groups
+        return max(1, math.ceil(self.buffer.capacity / self.rollout.num_workers))
+
+    def to_toml(self) -> str:
+        """Return the resolved configuration: every field, defaults included."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and validate a TOML file; the name defaults to the file's stem.
+
+    Args:
+        path: the file.
+        overrides: "section.key=value", where the value is TOML, or a bare string.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, or breaks a rule; the text names each
+        field.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"cannot read the configuration {path}: {error.strerror}"
+        raise ConfigError(msg) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path} is not valid TOML: {error}"
+        raise ConfigError(msg) from None
+    data.setdefault("name", path.stem)
+    for override in overrides:
+        _apply(data, override)
+    return parse_config(data, source=str(path))
+
+
+def parse_config(data: Mapping[str, Any], source: str = "configuration") -> Config:
+    """Validate plain data.
+
+    Raises:
+        ConfigError: with one line per problem.
+    """
+    try:
+        return Config.model_validate_json(_json(data, source))
+    except ValidationError as error:
+        lines = [_explain(details) for details in error.errors(include_url=False)]
+        msg = f"{source}: " + ("; ".join(lines) if len(lines) == 1 else "\n  " + "\n  ".join(lines))
+        raise ConfigError(msg) from None
+
+
+def _json(data: Mapping[str, Any], source: str) -> bytes:
+    # JSON mode of pydantic is strict about types and still takes an array for a tuple
+    import msgspec
+
+    try:
+        return msgspec.json.encode(data)
+    except TypeError as error:
+        msg = f"{source}: {error}"
+        raise ConfigError(msg) from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        msg = f"--set {override!r} is not of the form section.key=value"
+        raise ConfigError(msg)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    node = data
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            msg = f"--set {override!r}: {part} is a value, not a section"
+            raise ConfigError(msg)
+        node = child
+    node[parts[-1]] = value
+
+
+def _explain(details: Mapping[str, Any]) -> str:
+    location = [str(part) for part in details["loc"]]
+    field = ".".join(location)
+    if details["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"unknown key {field!r}; {hint}"
+    if details["type"] == "missing":
+        return f"{field} is missing"
+    text = str(details["msg"]).removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        return f"{field}: {text}" if field else text
+    return f"{field} = {details['input']!r}: {text}"
+
+
+def _known_keys(location: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)

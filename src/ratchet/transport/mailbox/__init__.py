@@ -1,0 +1,1 @@
+"""Typed messages between actors in different processes."""

@@ -1,0 +1,1 @@
+"""Weight sync over torch.distributed."""

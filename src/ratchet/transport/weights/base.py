@@ -1,0 +1,150 @@
+"""The protocols of weight sync: what a trainer offers, what an engine takes, and the two ends of a
+transport.
+
+A transfer: the trainer plans a manifest and a route for each engine (`WeightSender.plan`), asks
+each engine to `LoadWeights`, and sends the buckets (`WeightSender.send`). Each engine joins by its
+route, receives into staging memory, and finalizes in one function for all transports
+(`finalize.py`): verify, stamp, resume. Digests follow the buckets, so that nothing has to be
+gathered twice. This file imports no torch at run time: actors use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorSpec(NamedTuple):
+    """A parameter as its owner describes it."""
+
+    name: str
+    dtype: str
+    """torch name without the prefix"""
+    shape: tuple[int, ...]
+    alias_of: str | None = None
+    """the name that travels, when this one is tied to it"""
+
+
+class WeightSource(Protocol):
+    """The trainer's model, as the sending end sees it. Between two optimiser steps its values do
+    not change.
+    """
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """Describe every parameter, tied ones included, in a fixed order."""
+        ...
+
+    def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
+        """Return the full, current tensors. On several ranks this is a collective; only rank 0 uses
+        the result.
+        """
+        ...
+
+
+class WeightSink(Protocol):
+    """An engine, as the receiving end sees it."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version that generates now; None before the first load and after a failed one
+        (quarantined).
+        """
+        ...
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """Describe every parameter that the engine needs, tied ones included."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop between two tokens; requests stay in flight. Idempotent."""
+        ...
+
+    async def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put values into the model, which is quarantined from the first write until `stamp`."""
+        ...
+
+    async def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
+        """Return the values that the engine generates with, for verification."""
+        ...
+
+    async def stamp(self, version: PolicyVersion) -> None:
+        """Declare the weights whole: from the next token on, `version` generates."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on generating; without a version (quarantined), requests wait. Idempotent."""
+        ...
+
+
+class SendReport(NamedTuple):
+    """What a sender did; seconds are of its own clock."""
+
+    digest: str
+    """xxh3-128 over the bucket digests, hex"""
+    num_bytes: int
+    num_buckets: int
+    gather_s: float
+    move_s: float
+
+
+class LoadReport(NamedTuple):
+    """What a receiver did."""
+
+    digest: str
+    move_s: float
+    load_s: float
+    paused_s: float
+
+
+class WeightSender(Protocol):
+    """The trainer's end of a transport."""
+
+    def plan(
+        self, term: Term, version: PolicyVersion, step: int, engines: Sequence[str]
+    ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
+        """Plan one transfer to these engines (name and incarnation joined by "/"); a changed
+        membership gets a new group.
+        """
+        ...
+
+    async def send(self, manifest: WeightManifest) -> SendReport:
+        """Send the planned transfer.
+
+        Raises:
+            TransferFailed: if an engine did not join or was lost; the group is given up and the
+            next plan makes a new one.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up the group and the store."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """An engine's end of a transport."""
+
+    async def receive(
+        self, manifest: WeightManifest, route: WeightRoute, sink: WeightSink, mode: PauseMode
+    ) -> LoadReport:
+        """Take a version into the sink. Whatever happens, the sink is resumed; only a whole,
+        verified version is stamped.
+
+        Raises:
+            TransferFailed: if the transfer ended early, timed out, or was aborted.
+            WeightsMismatch: if names, shapes or digests differ; the text names them.
+        """
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Make a pending `receive` raise `TransferFailed` now. Harmless when there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the group."""
+        ...
