@@ -1,0 +1,84 @@
+"""Loading what a user names: "module:object", where the module may be a path to a .py file.
+
+Consumes a reference and the interpreter's import path, produces the object; waits for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from ratchet.errors import ConfigError
+
+
+def import_object(reference: str) -> object:
+    """Return the object that "module:object" or "path/to/file.py:object" names.
+
+    A file is executed once per process, however often it is named; a relative path starts at the
+    working directory.
+
+    Raises:
+        ConfigError: if the reference is malformed, the module does not import, or it has no such
+            object; the text names the reference and the way out.
+    """
+    module_name, separator, attribute = reference.rpartition(":")
+    if not separator or not module_name or not attribute:
+        msg = f'{reference!r} is not of the form "module:object" or "path/to/file.py:object"'
+        raise ConfigError(msg)
+    if module_name.endswith(".py"):
+        module = _import_file(reference, Path(module_name))
+    else:
+        module = _import_module(reference, module_name)
+    try:
+        found: object = getattr(module, attribute)
+    except AttributeError:
+        public = sorted(name for name in vars(module) if not name.startswith("_"))
+        msg = f"{reference!r}: {module_name} has no {attribute!r}; it has: {', '.join(public)}"
+        raise ConfigError(msg) from None
+    return found
+
+
+def _import_module(reference: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _broken(reference, error) from error
+        msg = (
+            f"{reference!r}: there is no module {error.name!r} on the import path; install it, put"
+            ' its folder on PYTHONPATH, or give the file itself: "path/to/file.py:object"'
+        )
+        raise ConfigError(msg) from None
+    except Exception as error:
+        raise _broken(reference, error) from error
+
+
+def _import_file(reference: str, path: Path) -> ModuleType:
+    resolved = path.expanduser().resolve()
+    if not resolved.is_file():
+        msg = f"{reference!r}: there is no file {resolved}"
+        raise ConfigError(msg)
+    digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+    name = f"_ratchet_user_{resolved.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        msg = f"{reference!r}: {resolved} cannot be loaded as Python"
+        raise ConfigError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and msgspec look their module up while it executes
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(reference, error) from error
+    return module
+
+
+def _broken(reference: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{reference!r} failed while importing: {type(error).__name__}: {error}")
