@@ -1,0 +1,157 @@
+"""The tables of ledger.sqlite: their schema, what a row means, and reading them.
+
+Consumes a file that a `GroupLedger` writes, produces rows. Waits for nothing: a reader and the
+writer do not stand in each other's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final, get_args
+
+import msgspec
+
+from ratchet.storage.sqlite import Schema, open_reader, refusals
+from ratchet.types import GroupState, PolicyVersion
+
+SCHEMA: Final = Schema(
+    kind="ledger",
+    version=1,
+    tables="""
+    CREATE TABLE groups (
+        group_id INTEGER PRIMARY KEY CHECK (group_id >= 0),
+        prompt_id TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        attempt INTEGER NOT NULL DEFAULT 0,
+        state TEXT NOT NULL DEFAULT 'issued',
+        reason TEXT,
+        worker TEXT,
+        min_version INTEGER,
+        max_version INTEGER,
+        staleness INTEGER,
+        trained_step INTEGER,
+        trained_version INTEGER,
+        reward_mean REAL,
+        reward_std REAL,
+        num_tokens INTEGER,
+        num_rollouts INTEGER,
+        issued_at REAL NOT NULL,
+        claimed_at REAL,
+        finished_at REAL,
+        trained_at REAL,
+        changed_at REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX groups_by_state ON groups (state, reason);
+    CREATE TABLE events (
+        group_id INTEGER NOT NULL,
+        at REAL NOT NULL,
+        event TEXT NOT NULL,
+        detail TEXT
+    ) STRICT;
+    CREATE INDEX events_by_group ON events (group_id);
+    CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
+        INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, NEW.state, NULL);
+    END;
+    CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
+        INSERT INTO events VALUES (
+            NEW.group_id,
+            NEW.changed_at,
+            iif(NEW.state = 'issued', 'retried', NEW.state),
+            CASE NEW.state
+                WHEN 'claimed' THEN NEW.worker
+                WHEN 'issued' THEN NEW.reason
+                WHEN 'dropped' THEN NEW.reason
+                ELSE CAST(NEW.trained_step AS TEXT)
+            END
+        );
+    END;
+    CREATE TABLE cursor (
+        id INTEGER PRIMARY KEY CHECK (id = 0),
+        epoch INTEGER NOT NULL,
+        position INTEGER NOT NULL
+    ) STRICT;
+    """,
+)
+
+STATES: Final[tuple[GroupState, ...]] = get_args(GroupState)
+
+SELECT: Final = """
+    SELECT * FROM groups WHERE state IN (SELECT value FROM json_each(?1))
+        AND (?2 IS NULL OR ?2 BETWEEN min_version AND max_version)
+    ORDER BY group_id"""
+LIFE: Final = "SELECT * FROM events WHERE group_id = ? ORDER BY rowid"
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """One group, as the ledger knows it. What belongs to a past attempt is None again."""
+
+    group_id: int
+    prompt_id: str
+    epoch: int
+    attempt: int
+    """from 0; one more with each retry"""
+    state: GroupState
+    reason: str | None
+    """why it was dropped, or why it waits to be claimed again"""
+    worker: str | None
+    min_version: PolicyVersion | None
+    max_version: PolicyVersion | None
+    staleness: int | None
+    """of the oldest token, in optimiser steps, when it was batched"""
+    trained_step: int | None
+    """the optimiser step that it is batched for, or was trained by"""
+    trained_version: PolicyVersion | None
+    """the version that this step started from"""
+    reward_mean: float | None
+    reward_std: float | None
+    num_tokens: int | None
+    num_rollouts: int | None
+    issued_at: float
+    claimed_at: float | None
+    finished_at: float | None
+    trained_at: float | None
+    changed_at: float
+    """when it came into its state"""
+
+
+class GroupEvent(msgspec.Struct, frozen=True):
+    """One event in the life of a group."""
+
+    group_id: int
+    at: float
+    event: str
+    """issued | claimed | finished | retried | batched | trained | dropped"""
+    detail: str | None
+    """the worker that claimed, the reason of a retry or drop, the step of a batch or training"""
+
+
+def read_groups(
+    path: Path, *, state: GroupState | None = None, version: PolicyVersion | None = None
+) -> Iterator[GroupRow]:
+    """Yield groups by id, beside a running writer.
+
+    Args:
+        path: the file.
+        state: only groups in this state.
+        version: only groups whose tokens' versions span this one.
+
+    Raises:
+        UserError: if the file is missing, damaged, newer or of another kind.
+    """
+    with closing(open_reader(path, SCHEMA)) as connection, refusals(path):
+        names = msgspec.json.encode(STATES if state is None else [state]).decode()
+        for row in connection.execute(SELECT, (names, version)):
+            yield GroupRow(*row)
+
+
+def read_events(path: Path, group_id: int) -> Iterator[GroupEvent]:
+    """Yield the life of one group, in order, beside a running writer.
+
+    Raises:
+        UserError: if the file is missing, damaged, newer or of another kind.
+    """
+    with closing(open_reader(path, SCHEMA)) as connection, refusals(path):
+        for row in connection.execute(LIFE, (group_id,)):
+            yield GroupEvent(*row)

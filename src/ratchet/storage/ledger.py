@@ -1,0 +1,272 @@
+"""The life of every prompt group, from issue to training: ledger.sqlite.
+
+Consumes the decisions of its one writer, the BufferActor; produces the rows that a restarted buffer
+goes on from, and that people read. Waits for nothing but a rare checkpoint of the write-ahead log.
+
+Transitions collect in one transaction until `flush`. Rule for the writer: flush before anything
+that follows from a transition leaves the actor (prompts to a worker, a batch to the trainer). Then
+whatever others know survives the death of the process (a kill -9); a power cut may take the last
+flushes, and the processes with them (`synchronous=NORMAL`). Issuing prompts and saving the
+cursor in one flush keeps the cursor from running ahead of the groups. A transition that raises
+leaves no trace. Times are wall clock seconds, for people only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ratchet.errors import RatchetError
+from ratchet.storage.groups import (
+    LIFE,
+    SCHEMA,
+    SELECT,
+    STATES,
+    GroupEvent,
+    GroupRow,
+    read_events,
+    read_groups,
+)
+from ratchet.storage.sqlite import Database
+from ratchet.types import GroupState, PolicyVersion
+
+__all__ = [
+    "Cursor",
+    "GroupEvent",
+    "GroupLedger",
+    "GroupRow",
+    "LedgerError",
+    "read_events",
+    "read_groups",
+]
+
+
+class LedgerError(RatchetError):
+    """A transition that the state of the group does not allow; nothing was written."""
+
+
+class Cursor(NamedTuple):
+    """Where the next prompt comes from."""
+
+    epoch: int
+    position: int
+
+
+_ISSUE: Final = """
+    INSERT INTO groups (group_id, prompt_id, epoch, issued_at, changed_at)
+    VALUES (?1, ?2, ?3, ?4, ?4)"""
+_CLAIM: Final = """
+    UPDATE groups SET state = 'claimed', reason = NULL, worker = ?1, claimed_at = ?2,
+        changed_at = ?2
+    WHERE group_id = ?3 AND attempt = ?4 AND state = 'issued'"""
+_FINISH: Final = """
+    UPDATE groups SET state = 'finished', min_version = ?1, max_version = ?2, reward_mean = ?3,
+        reward_std = ?4, num_tokens = ?5, num_rollouts = ?6, finished_at = ?7, changed_at = ?7
+    WHERE group_id = ?8 AND attempt = ?9 AND state = 'claimed'"""
+_RETRY: Final = """
+    UPDATE groups SET state = 'issued', attempt = attempt + 1, reason = ?1, worker = NULL,
+        min_version = NULL, max_version = NULL, staleness = NULL, trained_step = NULL,
+        reward_mean = NULL, reward_std = NULL, num_tokens = NULL, num_rollouts = NULL,
+        claimed_at = NULL, finished_at = NULL, changed_at = ?2
+    WHERE group_id = ?3 AND attempt = ?4 AND state IN ('claimed', 'finished', 'batched')"""
+_DROP: Final = """
+    UPDATE groups SET state = 'dropped', reason = ?1, trained_step = NULL, changed_at = ?2
+    WHERE group_id = ?3 AND state IN ('issued', 'claimed', 'finished', 'batched')"""
+_BATCH: Final = """
+    UPDATE groups SET state = 'batched', trained_step = ?1, staleness = ?2, changed_at = ?3
+    WHERE group_id = ?4 AND state = 'finished'"""
+_TRAIN: Final = """
+    UPDATE groups SET state = 'trained', trained_version = ?1, trained_at = ?2, changed_at = ?2
+    WHERE group_id = ?3 AND trained_step = ?4 AND state = 'batched'"""
+
+
+class GroupLedger:
+    """The single writer of the groups, their events and the data cursor."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = database.connection
+        row = self._sql.execute("SELECT coalesce(max(group_id), -1) FROM groups").fetchone()
+        self._last_id: int = row[0]
+
+    @classmethod
+    def open(cls, path: Path | None, *, run: str | None = None) -> GroupLedger:
+        """Open or create the file; None keeps it in memory.
+
+        Raises:
+            UserError: if the file is damaged, newer, of another kind or run, or has a writer.
+        """
+        return cls(Database.open(path, SCHEMA, synchronous="NORMAL", run=run))
+
+    @property
+    def run(self) -> str:
+        """Id of the run that the file belongs to."""
+        return self._database.run
+
+    def issue(self, prompt_id: str, epoch: int, now: float) -> int:
+        """Begin a group for a prompt and return its id, from 0."""
+        group_id = self._last_id + 1
+        self._begin()
+        self._sql.execute(_ISSUE, (group_id, prompt_id, epoch, now))
+        self._last_id = group_id
+        return group_id
+
+    def claim(self, group_id: int, attempt: int, worker: str, now: float) -> None:
+        """Hand an issued group to a worker.
+
+        Raises:
+            LedgerError: if the group is not issued, or at another attempt.
+        """
+        self._move(_CLAIM, (worker, now, group_id, attempt), group_id)
+
+    def finish(  # noqa: PLR0913 - a result has these columns
+        self,
+        group_id: int,
+        attempt: int,
+        *,
+        min_version: PolicyVersion,
+        max_version: PolicyVersion,
+        reward_mean: float,
+        reward_std: float,
+        num_tokens: int,
+        num_rollouts: int,
+        now: float,
+    ) -> None:
+        """Note the result of a claimed group.
+
+        Raises:
+            LedgerError: if the group is not claimed, or at another attempt.
+        """
+        result = (min_version, max_version, reward_mean, reward_std, num_tokens, num_rollouts)
+        self._move(_FINISH, (*result, now, group_id, attempt), group_id)
+
+    def retry(self, group_id: int, attempt: int, reason: str, now: float) -> None:
+        """Give up an attempt: a claimed, finished or batched group is issued again.
+
+        Args:
+            group_id: the group.
+            attempt: the attempt given up; the next one is `attempt + 1`.
+            reason: one word.
+            now: wall clock.
+
+        Raises:
+            LedgerError: if the group is in another state, or at another attempt.
+        """
+        self._move(_RETRY, (reason, now, group_id, attempt), group_id)
+
+    def drop(self, group_id: int, reason: str, now: float) -> None:
+        """End a group that will not be trained.
+
+        Raises:
+            LedgerError: if the group is trained or dropped already.
+        """
+        self._move(_DROP, (reason, now, group_id), group_id)
+
+    def batch(
+        self, group_ids: Iterable[int], step: int, staleness: Mapping[int, int], now: float
+    ) -> None:
+        """Put finished groups into the batch of a step; all of them or none.
+
+        Raises:
+            LedgerError: if a group is not finished, or named twice.
+        """
+        ids = tuple(group_ids)
+        with self._all_or_none():
+            for group_id in ids:
+                self._move(_BATCH, (step, staleness[group_id], now, group_id), group_id)
+
+    def train(
+        self, group_ids: Iterable[int], step: int, version: PolicyVersion, now: float
+    ) -> None:
+        """Note that a step trained the groups of its batch; all of them or none.
+
+        Raises:
+            LedgerError: if a group is not in the batch of that step, or named twice.
+        """
+        ids = tuple(group_ids)
+        with self._all_or_none():
+            for group_id in ids:
+                self._move(_TRAIN, (version, now, group_id, step), group_id)
+
+    def save_cursor(self, epoch: int, position: int) -> None:
+        """Note where the next prompt comes from; durable with the next flush."""
+        self._begin()
+        self._sql.execute("INSERT OR REPLACE INTO cursor VALUES (0, ?, ?)", (epoch, position))
+
+    def load_cursor(self) -> Cursor:
+        """Return where the next prompt comes from; (0, 0) at first."""
+        row = self._sql.execute("SELECT epoch, position FROM cursor").fetchone()
+        return Cursor(*row) if row is not None else Cursor(0, 0)
+
+    def flush(self) -> None:
+        """Make every transition so far durable; does nothing if there is none."""
+        if self._sql.in_transaction:
+            self._sql.execute("COMMIT")
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of groups in each state; together they are all groups ever issued."""
+        rows = self._sql.execute("SELECT state, count(*) FROM groups GROUP BY state")
+        return {**dict.fromkeys(STATES, 0), **dict(rows.fetchall())}
+
+    def reasons(self) -> dict[str, int]:
+        """Return the number of dropped groups by reason."""
+        rows = self._sql.execute(
+            "SELECT reason, count(*) FROM groups WHERE state = 'dropped' GROUP BY reason"
+        )
+        return dict(rows.fetchall())
+
+    def groups(self, *states: GroupState) -> tuple[GroupRow, ...]:
+        """Return the groups in any of these states (of all states if none is named), by id."""
+        names = msgspec.json.encode(states or STATES).decode()
+        return tuple(GroupRow(*row) for row in self._sql.execute(SELECT, (names, None)))
+
+    def group(self, group_id: int) -> GroupRow | None:
+        """Return one group, or None if the id was never issued."""
+        row = self._sql.execute("SELECT * FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+        return GroupRow(*row) if row is not None else None
+
+    def events(self, group_id: int) -> tuple[GroupEvent, ...]:
+        """Return the life of a group, in order."""
+        return tuple(GroupEvent(*row) for row in self._sql.execute(LIFE, (group_id,)))
+
+    def close(self) -> None:
+        """Flush and close the file; closing again does nothing."""
+        if self._database.is_open:
+            self.flush()
+        self._database.close()
+
+    def _begin(self) -> None:
+        if not self._sql.in_transaction:
+            self._sql.execute("BEGIN IMMEDIATE")
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        # a savepoint: what raises leaves the other transitions of this flush alone
+        self._begin()
+        self._sql.execute("SAVEPOINT change")
+        try:
+            yield
+        except BaseException:
+            self._sql.execute("ROLLBACK TO change")
+            raise
+        finally:
+            self._sql.execute("RELEASE change")
+
+    def _move(self, update: str, arguments: Sequence[Any], group_id: int) -> None:
+        self._begin()
+        if self._sql.execute(update, arguments).rowcount == 1:
+            return
+        group = self.group(group_id)
+        wanted = " ".join(update.partition("WHERE")[2].split())
+        if group is None:
+            msg = f"group {group_id} was never issued"
+        else:
+            msg = (
+                f"group {group_id} is {group.state} at attempt {group.attempt} (step"
+                f" {group.trained_step}), where the transition needs {wanted} with {arguments}"
+            )
+        raise LedgerError(msg)
