@@ -1,6 +1,7 @@
-"""Loading what a user names: "module:object", where the module may be a path to a .py file.
+"""Loading what a user names: a built-in by its name, or "module:object" from code of their own.
 
-Consumes a reference and the interpreter's import path, produces the object; waits for nothing.
+Consumes a reference and the interpreter's import path, produces the object; waits for nothing. A
+registry is a table from names to references, so that nothing heavy is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -9,10 +10,32 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ratchet.errors import ConfigError
+
+
+def import_chosen(field: str, choice: str, known: Mapping[str, str]) -> Callable[..., Any]:
+    """Return the callable that a configuration field chooses: by a name of the table `known`, or by
+    "module:object".
+
+    Raises:
+        ConfigError: if the name is not in the table, or the reference gives nothing to call.
+    """
+    if choice not in known and ":" not in choice:
+        msg = (
+            f"{field} = {choice!r} is not known; use one of {', '.join(sorted(known))}, or"
+            ' "module:object" to bring your own'
+        )
+        raise ConfigError(msg)
+    found = import_object(known.get(choice, choice))
+    if not callable(found):
+        msg = f"{field} = {choice!r} names a {type(found).__name__}, which cannot be called"
+        raise ConfigError(msg)
+    return found
 
 
 def import_object(reference: str) -> object:

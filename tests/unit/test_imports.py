@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import ConfigError
-from ratchet.imports import import_object
+from ratchet.imports import import_chosen, import_object
 
 
 def test_module_and_object() -> None:
@@ -74,3 +74,21 @@ def test_a_missing_dependency_inside_a_module_is_not_called_a_missing_module(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"failed while importing.*no_such_dependency"):
         import_object("broken_user_module:x")
+
+
+KNOWN = {"config": "ratchet.errors:ConfigError", "lazy": "no_such_module:object"}
+
+
+def test_chosen_by_name_or_by_reference() -> None:
+    assert import_chosen("a.b", "config", KNOWN) is ConfigError
+    assert import_chosen("a.b", "ratchet.errors:ConfigError", KNOWN) is ConfigError
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"a\.b = 'confg' is not known; use one of config, lazy"):
+        import_chosen("a.b", "confg", KNOWN)
+
+
+def test_what_is_chosen_must_be_callable() -> None:
+    with pytest.raises(ConfigError, match=r"a\.b = 'ratchet\.errors:__name__' names a str"):
+        import_chosen("a.b", "ratchet.errors:__name__", KNOWN)
