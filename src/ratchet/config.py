@@ -99,6 +99,9 @@ class BufferConfig(_Section):
     unused: Literal["drop", "retry"] = "drop"
     """What happens to failed and stale groups."""
     max_retries: NonNegative = 1
+    """With "retry": times that a failed or stale group is issued again."""
+    max_reissues: NonNegative = 3
+    """Times that a group is issued again because its worker died or let the lease end."""
     drop_zero_spread: bool = False
     """Drop groups whose rewards are all equal, as they carry no gradient."""
     lease_s: PositiveFloat = 180.0

@@ -121,7 +121,7 @@ class BurnVersion(Ask[VersionBurnt], frozen=True):
 
 
 class LineageDescribed(Message, frozen=True):
-    """Reply: the records of the versions asked for and of all their ancestors."""
+    """Reply: the records of those versions that were ever reserved."""
 
     versions: tuple[VersionRecord, ...]
 

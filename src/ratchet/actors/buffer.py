@@ -1,0 +1,366 @@
+"""BufferActor: the single writer of the life of every prompt group, from issue to training.
+
+Consumes the task's prompts, `ClaimPrompts` credits and finished groups of rollouts, `RequestBatch`
+and `StepTrained` of the trainer, and versions from the registry. Produces `PromptsClaimed` and
+`BatchReady`. Three loops share its state, and none of them ever waits inside a handler:
+
+* issue: a prompt goes out when a worker has credit and there is room. Room is capacity minus the
+  groups in flight and finished, so whoever finishes always finds a place. What unblocks it: a batch
+  taken, a group dropped, a credit.
+* finish: a group is judged when it arrives (failed, filtered) and queued, first in, first out. A
+  group with a token of a version that is not known here waits for the registry's word on it first.
+* batch: the trainer's request waits until `batch_groups` groups are queued that are fresh for the
+  weights that will take the step. What unblocks it: a finish. What ends a wait that nobody would
+  end otherwise: the lease of each group in flight, after which its prompt is issued again.
+
+The synchronous baseline is the same loop with one batch of room, freed only by the new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from ratchet.actors.credits import Credits
+from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.prompt_source import PromptSource
+from ratchet.actors.role import RoleActor
+from ratchet.actors.system import System
+from ratchet.config import Config
+from ratchet.errors import AskTimeout, VersionError
+from ratchet.messages import (
+    BatchReady,
+    BufferMessage,
+    ClaimPrompts,
+    DescribeLineage,
+    GroupFailed,
+    GroupFinished,
+    LineageDescribed,
+    Message,
+    PromptsClaimed,
+    RequestBatch,
+    RoleJoined,
+    RoleLeft,
+    RoleRegistered,
+    StepTrained,
+    VersionUpdated,
+)
+from ratchet.staleness import Lineage, Position
+from ratchet.storage.ledger import GroupLedger
+from ratchet.types import (
+    Assignment,
+    Batch,
+    BufferStats,
+    PolicyVersion,
+    Prompt,
+    RoleInfo,
+    RolloutStats,
+    VersionRecord,
+)
+
+_FLUSH_S: Final = 0.2
+
+
+class CheckLeases(Message, frozen=True):
+    """To itself: the oldest lease may have ended."""
+
+
+class FlushLedger(Message, frozen=True):
+    """To itself: make the ledger's last transitions durable."""
+
+
+class LineageLearned(Message, frozen=True):
+    """To itself: the registry has answered; the finishes that waited for it can be judged."""
+
+    asked: tuple[PolicyVersion, ...]
+    versions: tuple[VersionRecord, ...]
+
+
+_Inbox = BufferMessage | RoleRegistered | CheckLeases | FlushLedger | LineageLearned
+
+
+class BufferActor(RoleActor[_Inbox]):
+    """Admission, leases, staleness verdicts and batches."""
+
+    def __init__(
+        self,
+        system: System,
+        role: RoleInfo,
+        *,
+        config: Config,
+        prompts: Sequence[Prompt],
+        ledger: GroupLedger,
+    ) -> None:
+        super().__init__(system, role)
+        self._config = config.buffer
+        self._group_size = config.rollout.group_size
+        self._synchronous = config.trainer.synchronous
+        self._capacity = config.buffer.batch_groups if self._synchronous else config.buffer.capacity
+        self._table = GroupTable(
+            ledger,
+            PromptSource(prompts, config.seed),
+            wall_time=system.wall_time,
+            max_retries=config.buffer.max_retries if config.buffer.unused == "retry" else 0,
+            max_reissues=config.buffer.max_reissues,
+        )
+        self._credits = Credits()
+        self._lineage = Lineage()
+        self._parked: list[GroupFinished] = []
+        self._learning: set[PolicyVersion] = set()
+        self._request: RequestBatch | None = None
+        self._handed: tuple[RequestBatch, BatchReady] | None = None
+        self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
+        self._workers: dict[str, RolloutStats] = {}
+        self._lease_timer = False
+
+    def on_start(self) -> None:
+        """Register, and start the clock of the ledger."""
+        super().on_start()
+        self.after(_FLUSH_S, FlushLedger())
+
+    def on_stop(self) -> None:
+        """Make the ledger durable."""
+        self._table.close()
+
+    def receive(self, message: _Inbox) -> None:
+        """Handle one message, then hand out whatever it made possible."""
+        match message:
+            case ClaimPrompts():
+                self._credits.grant(message.worker, message.incarnation, message.credit)
+            case GroupFinished():
+                self._finish(message)
+            case GroupFailed():
+                self._fail(message)
+            case RequestBatch():
+                self._take_request(message)
+            case StepTrained():
+                self._trained(message)
+            case VersionUpdated():
+                self._version_updated(message.record)
+            case RoleRegistered():
+                self._learn(message.versions)
+            case LineageLearned():
+                self._lineage_learned(message)
+            case RoleLeft():
+                self._role_left(message.role)
+            case RoleJoined():
+                pass
+            case CheckLeases():
+                self._end_leases()
+            case FlushLedger():
+                self._table.flush()
+                self.after(_FLUSH_S, FlushLedger())
+            case _:
+                assert_never(message)
+        self._serve()
+        self._issue()
+
+    # --- issue
+
+    def _issue(self) -> None:
+        claimed: dict[tuple[str, str], list[Assignment]] = {}
+        now = self.now()
+        room = self._capacity - self._table.num_open - len(self._untrained)
+        while room > 0 and (worker := self._credits.take()) is not None:
+            entry = self._table.claim(worker, until=now + self._config.lease_s)
+            claimed.setdefault(worker, []).append(
+                Assignment(
+                    entry.group_id,
+                    entry.attempt,
+                    entry.epoch,
+                    entry.prompt,
+                    self._group_size,
+                    self._config.lease_s,
+                )
+            )
+            room -= 1
+        if claimed:
+            self._table.flush()  # what others are told is on disk first
+        for (name, incarnation), assignments in claimed.items():
+            self.system.ref(name).tell(PromptsClaimed(incarnation, tuple(assignments)))
+        self._arm_leases()
+
+    def _arm_leases(self) -> None:
+        end = self._table.next_lease_end()
+        if end is not None and not self._lease_timer:
+            self.after(max(0.0, end - self.now()), CheckLeases())
+            self._lease_timer = True
+
+    def _end_leases(self) -> None:
+        self._lease_timer = False
+        for entry in self._table.overdue(self.now()):
+            self.log.warning(
+                "lease_expired",
+                group=entry.group_id,
+                attempt=entry.attempt,
+                worker=entry.worker,
+                lease_s=self._config.lease_s,
+            )
+            self._table.reissue(entry, "lease_expired")
+
+    def _role_left(self, role: RoleInfo) -> None:
+        self._credits.close(role.name, role.incarnation)
+        stats = self._workers.get(role.name)
+        if stats is not None and stats.incarnation == role.incarnation:
+            del self._workers[role.name]
+        for entry in self._table.held_by(role.name, role.incarnation):
+            self.log.warning("lease_ended", group=entry.group_id, worker=role.name)
+            self._table.reissue(entry, "worker_died")
+
+    # --- finish
+
+    def _claimed(self, worker: str, incarnation: str, group_id: int, attempt: int) -> Entry | None:
+        entry = self._table.claimed(worker, incarnation, group_id, attempt)
+        if entry is None:
+            self.log.warning("late_finish", group=group_id, attempt=attempt, worker=worker)
+        return entry
+
+    def _finish(self, message: GroupFinished) -> None:
+        group = message.group
+        self._workers[message.worker] = message.stats
+        entry = self._claimed(message.worker, message.incarnation, group.group_id, group.attempt)
+        if entry is None:
+            return
+        versions = group.versions
+        unknown = self._lineage.unknown(versions)
+        if unknown:
+            self._parked.append(message)
+            self._ask_for(unknown)
+            return
+        self._table.finish(entry, group, versions)
+        if self._config.drop_zero_spread and len(set(group.rewards)) == 1:
+            self._table.drop(entry, "zero_spread")
+
+    def _fail(self, message: GroupFailed) -> None:
+        self._workers[message.worker] = message.stats
+        entry = self._claimed(
+            message.worker, message.incarnation, message.group_id, message.attempt
+        )
+        if entry is not None:
+            self.log.warning(
+                "group_failed",
+                group=message.group_id,
+                attempt=message.attempt,
+                worker=message.worker,
+                reason=message.reason,
+                detail=message.detail,
+            )
+            self._table.unused(entry, message.reason)
+
+    # --- versions
+
+    def _learn(self, records: Sequence[VersionRecord]) -> None:
+        for record in records:
+            self._lineage.add(record.version, record.step, record.parent)
+
+    def _lineage_learned(self, message: LineageLearned) -> None:
+        self._learn(message.versions)
+        self._learning.difference_update(message.asked)
+        never_reserved = set(message.asked) - {record.version for record in message.versions}
+        if never_reserved:
+            msg = f"versions {sorted(never_reserved)} generated tokens but were never reserved"
+            raise VersionError(msg)
+        parked, self._parked = self._parked, []
+        for finish in parked:
+            self._finish(finish)
+
+    def _version_updated(self, record: VersionRecord) -> None:
+        self._learn((record,))
+        self._untrained = {
+            group: step for group, step in self._untrained.items() if step > record.step
+        }
+        if not self._lineage.unknown((record.version,)):
+            self._purge(Position(record.version, record.step))
+
+    def _ask_for(self, versions: Sequence[PolicyVersion]) -> None:
+        missing = tuple(version for version in versions if version not in self._learning)
+        if missing:
+            self._learning.update(missing)
+            self.spawn(self._describe(missing), name="describe-lineage")
+
+    async def _describe(self, versions: tuple[PolicyVersion, ...]) -> None:
+        while True:
+            try:
+                reply: LineageDescribed = await self.ask(self.registry, DescribeLineage(versions))
+            except AskTimeout as error:  # the leases go on counting; what waits is named in the log
+                self.log.warning("lineage_unanswered", versions=versions, detail=str(error))
+                continue
+            self.actor_ref.tell(LineageLearned(versions, reply.versions))
+            return
+
+    def _purge(self, position: Position) -> None:
+        for entry in self._table.queued():
+            self._judge(entry, position)
+
+    def _judge(self, entry: Entry, position: Position) -> None:
+        staleness = max(self._lineage.staleness(v, position) for v in entry.versions)
+        entry.staleness = staleness
+        if staleness > self._config.max_staleness:
+            self.log.info("group_stale", group=entry.group_id, staleness=staleness)
+            self._table.unused(entry, "stale")
+
+    # --- batch
+
+    def _take_request(self, message: RequestBatch) -> None:
+        if self._handed is not None:
+            request, ready = self._handed
+            if message.term < request.term:
+                self.log.warning("request_fenced", term=message.term, newer=request.term)
+                return
+            if (message.term, message.step) == (request.term, request.step):
+                self.system.ref(message.trainer).tell(ready)  # the first one was lost on its way
+                return
+            # another trainer, or one that lost its memory: what it was handed was never trained
+            for entry in self._table.batched():
+                self._untrained.pop(entry.group_id, None)
+                self._table.reissue(entry, "trainer_died")
+            self._handed = None
+        unknown = self._lineage.unknown((message.version,))
+        self._request = message
+        if unknown:
+            self._ask_for(unknown)
+        else:
+            self._purge(Position(message.version, message.step))
+
+    def _serve(self) -> None:
+        request = self._request
+        if request is None or self._lineage.unknown((request.version,)):
+            return
+        if self._table.num_queued < self._config.batch_groups:
+            return
+        self._purge(Position(request.version, request.step))
+        queued = self._table.queued()[: self._config.batch_groups]
+        if len(queued) < self._config.batch_groups:
+            return
+        step = request.step + 1
+        groups = self._table.batch(queued, step)
+        stats = self._stats(tuple(entry.staleness for entry in queued))
+        ready = BatchReady(request.term, Batch(step, groups), stats)
+        self._request, self._handed = None, (request, ready)
+        self._table.flush()
+        if self._synchronous:
+            self._untrained.update((entry.group_id, step) for entry in queued)
+        self.system.ref(request.trainer).tell(ready)
+
+    def _trained(self, message: StepTrained) -> None:
+        if self._handed is None or self._handed[0].term != message.term:
+            self.log.warning("step_fenced", term=message.term, step=message.step)
+            return
+        request, _ = self._handed
+        self._handed = None
+        self._table.train(message.trained, message.step, request.version)
+        for group_id, reason in message.rejected.items():
+            self._untrained.pop(group_id, None)
+            self._table.reject(group_id, reason)
+
+    def _stats(self, staleness: tuple[int, ...]) -> BufferStats:
+        window = self._table.take_window()
+        return BufferStats(
+            queue_groups=self._table.num_queued,
+            in_flight_groups=self._table.num_in_flight,
+            staleness=staleness,
+            dropped=dict(window.dropped),
+            retried=window.retried,
+            leases_expired=window.reissued.total(),
+            workers=tuple(self._workers.values()),
+        )

@@ -1,0 +1,47 @@
+"""Credits: how many prompt groups each rollout worker may still be handed.
+
+Pure: consumes running totals from `ClaimPrompts`, produces the worker to serve next; waits for
+nothing. A total is safe to repeat, to lose and to reorder: the highest one of an incarnation
+counts, and a new incarnation starts again from nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Account:
+    incarnation: str
+    granted: int = 0
+    used: int = 0
+
+
+class Credits:
+    """One account per worker."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def grant(self, worker: str, incarnation: str, total: int) -> None:
+        """Take the running total of an incarnation."""
+        account = self._accounts.get(worker)
+        if account is None or account.incarnation != incarnation:
+            account = self._accounts[worker] = _Account(incarnation)
+        account.granted = max(account.granted, total)
+
+    def close(self, worker: str, incarnation: str) -> None:
+        """Forget a worker that has left, unless a newer incarnation is there."""
+        account = self._accounts.get(worker)
+        if account is not None and account.incarnation == incarnation:
+            del self._accounts[worker]
+
+    def take(self) -> tuple[str, str] | None:
+        """Use one credit of the worker that has the most left; return (worker, incarnation)."""
+        free = {name: acc.granted - acc.used for name, acc in self._accounts.items()}
+        worker = max(free, key=lambda name: free[name], default=None)
+        if worker is None or free[worker] <= 0:
+            return None
+        account = self._accounts[worker]
+        account.used += 1
+        return worker, account.incarnation

@@ -1,0 +1,228 @@
+"""Every open group of the buffer, and the ledger that remembers all of them.
+
+Consumes the buffer's verdicts, produces entries and writes each transition to the ledger; waits for
+nothing. A group is in exactly one place: waiting (issued, to be claimed again), in flight (claimed,
+under a lease), queued (finished, first in, first out), batched (handed to the trainer), or gone
+(trained, dropped). Nothing else may move a group, so that what is counted is what is there.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ratchet.actors.prompt_source import PromptSource
+from ratchet.storage.ledger import GroupLedger
+from ratchet.types import PolicyVersion, Prompt, RolloutGroup
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One group that is not gone yet."""
+
+    group_id: int
+    epoch: int
+    prompt: Prompt
+    attempt: int = 0
+    retries: int = 0
+    reissues: int = 0
+    worker: str = ""
+    incarnation: str = ""
+    lease_end: float = 0.0
+    group: RolloutGroup | None = None
+    versions: tuple[PolicyVersion, ...] = ()
+    staleness: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """What happened since the last batch; reset when it is read."""
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    retried: int = 0
+    reissued: Counter[str] = field(default_factory=Counter)
+
+
+class GroupTable:
+    """The places of all open groups."""
+
+    def __init__(
+        self,
+        ledger: GroupLedger,
+        source: PromptSource,
+        *,
+        wall_time: Callable[[], float],
+        max_retries: int,
+        max_reissues: int,
+    ) -> None:
+        self._ledger = ledger
+        self._source = source
+        self._wall = wall_time
+        self._max_retries = max_retries
+        self._max_reissues = max_reissues
+        self._waiting: deque[Entry] = deque()
+        self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
+        self._queued: dict[int, Entry] = {}  # first in, first out
+        self._batched: dict[int, Entry] = {}
+        self._window = Window()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Groups under a lease."""
+        return len(self._in_flight)
+
+    @property
+    def num_queued(self) -> int:
+        """Finished groups."""
+        return len(self._queued)
+
+    @property
+    def num_open(self) -> int:
+        """Groups that count against the capacity: in flight and finished."""
+        return len(self._in_flight) + len(self._queued)
+
+    # --- issue and claim
+
+    def claim(self, worker: tuple[str, str], until: float) -> Entry:
+        """Put the next group, one that waits before a new one, under a lease of (name,
+        incarnation).
+        """
+        if self._waiting:
+            entry = self._waiting.popleft()
+        else:
+            epoch, prompt = self._source.next()
+            entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
+        entry.worker, entry.incarnation = worker
+        entry.lease_end = until
+        self._in_flight[entry.group_id] = entry
+        self._ledger.claim(entry.group_id, entry.attempt, entry.worker, self._wall())
+        return entry
+
+    def claimed(self, worker: str, incarnation: str, group_id: int, attempt: int) -> Entry | None:
+        """Return the group if exactly this try of it is in flight at exactly this worker."""
+        entry = self._in_flight.get(group_id)
+        if entry is None:
+            return None
+        held = (entry.worker, entry.incarnation, entry.attempt)
+        return entry if held == (worker, incarnation, attempt) else None
+
+    def held_by(self, worker: str, incarnation: str) -> list[Entry]:
+        """Return what a worker has in flight."""
+        held = (worker, incarnation)
+        return [e for e in self._in_flight.values() if (e.worker, e.incarnation) == held]
+
+    def overdue(self, now: float) -> list[Entry]:
+        """Return the groups whose lease has ended."""
+        return [entry for entry in self._in_flight.values() if entry.lease_end <= now]
+
+    def next_lease_end(self) -> float | None:
+        """Return when the oldest lease ends."""
+        return next((entry.lease_end for entry in self._in_flight.values()), None)
+
+    # --- finish
+
+    def finish(
+        self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
+    ) -> None:
+        """Queue a claimed group."""
+        del self._in_flight[entry.group_id]
+        entry.group, entry.versions = group, versions
+        self._queued[entry.group_id] = entry
+        self._ledger.finish(
+            entry.group_id,
+            entry.attempt,
+            min_version=versions[0],
+            max_version=versions[-1],
+            reward_mean=statistics.fmean(group.rewards),
+            reward_std=statistics.pstdev(group.rewards),
+            num_tokens=group.num_tokens,
+            num_rollouts=len(group.rollouts),
+            now=self._wall(),
+        )
+
+    def queued(self) -> list[Entry]:
+        """Return the finished groups, oldest finish first."""
+        return list(self._queued.values())
+
+    # --- out: batch, train, drop, again
+
+    def batch(self, entries: Sequence[Entry], step: int) -> tuple[RolloutGroup, ...]:
+        """Hand queued groups to the trainer."""
+        for entry in entries:
+            self._batched[entry.group_id] = self._queued.pop(entry.group_id)
+        self._ledger.batch(
+            [entry.group_id for entry in entries],
+            step,
+            {entry.group_id: entry.staleness for entry in entries},
+            self._wall(),
+        )
+        return tuple(entry.group for entry in entries if entry.group is not None)
+
+    def batched(self) -> list[Entry]:
+        """Return what the trainer was handed and has not accounted for."""
+        return list(self._batched.values())
+
+    def train(self, group_ids: Sequence[int], step: int, version: PolicyVersion) -> None:
+        """Forget groups that an optimiser step has used."""
+        for group_id in group_ids:
+            del self._batched[group_id]
+        self._ledger.train(group_ids, step, version, self._wall())
+
+    def reject(self, group_id: int, reason: str) -> None:
+        """Take back one group of a batch that its step did not use."""
+        self.unused(self._batched[group_id], reason)
+
+    def unused(self, entry: Entry, reason: str) -> None:
+        """Failed or stale: issue it again while the handler's budget lasts, then drop it."""
+        if entry.retries < self._max_retries:
+            entry.retries += 1
+            self._window.retried += 1
+            self._again(entry, reason)
+        else:
+            self.drop(entry, reason)
+
+    def reissue(self, entry: Entry, reason: str) -> None:
+        """Its worker died or stalled: issue it again, unless it did that too often."""
+        self._window.reissued[reason] += 1
+        if entry.reissues < self._max_reissues:
+            entry.reissues += 1
+            self._again(entry, reason)
+        else:
+            self.drop(entry, reason)
+
+    def drop(self, entry: Entry, reason: str) -> None:
+        """Forget a group, and remember why."""
+        self._take_out(entry)
+        self._window.dropped[reason] += 1
+        self._ledger.drop(entry.group_id, reason, self._wall())
+
+    def take_window(self) -> Window:
+        """Return the counters since the last call, and reset them."""
+        window, self._window = self._window, Window()
+        return window
+
+    def flush(self) -> None:
+        """Make the ledger durable up to here."""
+        self._ledger.save_cursor(self._source.epoch, self._source.position)
+        self._ledger.flush()
+
+    def close(self) -> None:
+        """Flush, and close the ledger."""
+        self.flush()
+        self._ledger.close()
+
+    def _again(self, entry: Entry, reason: str) -> None:
+        self._take_out(entry)
+        self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall())
+        entry.attempt += 1
+        entry.group, entry.versions = None, ()
+        self._waiting.append(entry)
+
+    def _take_out(self, entry: Entry) -> None:
+        for place in (self._in_flight, self._queued, self._batched):
+            if place.pop(entry.group_id, None) is not None:
+                return
+        msg = f"group {entry.group_id} is in no place that it could leave"
+        raise RuntimeError(msg)

@@ -1,0 +1,202 @@
+"""How the trainer publishes a version: reserve, transfer, commit or burn.
+
+Consumes the registry's numbers and the engines' replies to `LoadWeights`; produces a live version
+or a burnt number. Waits for the registry (ask deadline) and for the transfer (`weights.timeout_s`);
+a lost engine ends its own wait, and nobody else's.
+
+The weights must not change while a transfer reads them: `Publisher.weights` is the lock that a
+transfer and an optimiser step both take. Training goes on during a transfer, up to the next
+optimiser step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ratchet.actors.role import REGISTRY
+from ratchet.errors import RatchetError, StaleTerm, TransferFailed
+from ratchet.messages import (
+    AbortLoad,
+    Ask,
+    BurnVersion,
+    CommitVersion,
+    LoadWeights,
+    ReserveVersion,
+    VersionReserved,
+    WeightsLoaded,
+)
+from ratchet.observability.logs import Log
+from ratchet.staleness import Lineage
+from ratchet.transport.mailbox.base import Directory, Ref
+from ratchet.transport.weights.base import SendReport, WeightSender
+from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
+
+R = TypeVar("R")
+
+Replies: TypeAlias = dict[str, WeightsLoaded | RatchetError]
+
+
+class AskFunction(Protocol):
+    """`Actor.ask`: registers the wait, and always has a deadline."""
+
+    def __call__(self, ref: Ref, message: Ask[R], *, timeout: float | None = None) -> Awaitable[R]:
+        """Ask and await the reply."""
+        ...
+
+
+class Published(NamedTuple):
+    """How one transfer ended."""
+
+    version: PolicyVersion
+    loaded: tuple[str, ...]
+    """names of the engines that hold it, verified"""
+    failed: tuple[RoleInfo, ...]
+    seconds: float
+
+
+class Publisher:
+    """The trainer's side of weight sync, one transfer at a time."""
+
+    def __init__(
+        self,
+        *,
+        sender: WeightSender,
+        directory: Directory,
+        ask: AskFunction,
+        now: Callable[[], float],
+        timeout_s: float,
+        log: Log,
+    ) -> None:
+        self.weights = asyncio.Lock()
+        self.term: Term = 0
+        self.lineage = Lineage()
+        self.version: PolicyVersion | None = None
+        """The last version that this trainer reserved."""
+        self.live: PolicyVersion | None = None
+        """The version of the weights in hand, if it is live."""
+        self.holders: dict[str, RoleInfo] = {}
+        """The engines that hold the live version."""
+        self._sender = sender
+        self._directory = directory
+        self._ask = ask
+        self._now = now
+        self._timeout_s = timeout_s
+        self._log = log
+
+    def begin(self, term: Term, versions: Iterable[VersionRecord]) -> None:
+        """Publish under this term, and know every version so far."""
+        self.term = term
+        self.lineage = Lineage(versions)
+
+    def weights_changed(self) -> None:
+        """Note, under the lock, that the weights in hand are no longer those of a live version."""
+        self.live = None
+        self.holders = {}
+
+    async def publish(self, step: int) -> Published:
+        """Give the weights in hand a number and offer it to every engine.
+
+        Raises:
+            StaleTerm: if another trainer has taken over.
+        """
+        async with self.weights:
+            started = self._now()
+            registry = self._directory.ref(REGISTRY)
+            self.weights_changed()
+            parent = self.version
+            reserved: VersionReserved = await self._ask(
+                registry, ReserveVersion(self.term, step, parent)
+            )
+            version = reserved.version
+            self.lineage.add(version, step, parent)
+            self.version = version
+            replies = await self._transfer(version, step, reserved.rollouts)
+            loaded = [reply for reply in replies.values() if isinstance(reply, WeightsLoaded)]
+            if loaded:
+                digest = loaded[0].digest
+                await self._ask(registry, CommitVersion(self.term, version, digest))
+                self.live = version
+                self.holders = {e.name: e for e in reserved.rollouts if self._holds(e, replies)}
+            else:
+                reason = "; ".join(str(reply) for reply in replies.values()) or "no engine is alive"
+                await self._ask(registry, BurnVersion(self.term, version, reason))
+            return self._report(version, reserved.rollouts, replies, self._now() - started)
+
+    async def catch_up(self, engine: RoleInfo) -> Published | None:
+        """Bring one engine to the live version; None if the weights in hand have none."""
+        async with self.weights:
+            if self.live is None:
+                return None
+            started = self._now()
+            version = self.live
+            if self.holders.get(engine.name) == engine:
+                return Published(version, (engine.name,), (), 0.0)
+            replies = await self._transfer(version, self.lineage.step(version), (engine,))
+            if self._holds(engine, replies):
+                self.holders[engine.name] = engine
+            return self._report(version, (engine,), replies, self._now() - started)
+
+    async def _transfer(
+        self, version: PolicyVersion, step: int, engines: Sequence[RoleInfo]
+    ) -> Replies:
+        if not engines:
+            return {}
+        names = {engine.name: f"{engine.name}/{engine.incarnation}" for engine in engines}
+        manifest, routes = self._sender.plan(self.term, version, step, list(names.values()))
+        loads = {
+            name: asyncio.ensure_future(
+                self._ask(
+                    self._directory.ref(name),
+                    LoadWeights(manifest, routes[full_name]),
+                    timeout=self._timeout_s,
+                )
+            )
+            for name, full_name in names.items()
+        }
+        try:
+            sent: SendReport | None = await self._sender.send(manifest)
+        except TransferFailed as error:
+            sent = None
+            self._log.warning("transfer_failed", version=version, detail=str(error))
+            for name in loads:  # the survivors would wait for their whole timeout
+                self._directory.ref(name).tell(AbortLoad(self.term, version, str(error)))
+        replies: Replies = {}
+        for name, load in loads.items():
+            try:
+                replies[name] = self._checked(await load, sent)
+            except StaleTerm:
+                raise
+            except RatchetError as error:
+                self._log.warning("engine_failed", engine=name, version=version, detail=str(error))
+                replies[name] = error
+        if sent is not None:
+            self._log.info("weights_sent", version=version, **sent._asdict())
+        return replies
+
+    @staticmethod
+    def _checked(reply: WeightsLoaded, sent: SendReport | None) -> WeightsLoaded | RatchetError:
+        if sent is not None and reply.digest != sent.digest:
+            return TransferFailed(
+                f"{reply.worker} holds digest {reply.digest}, the trainer sent {sent.digest}"
+            )
+        return reply
+
+    @staticmethod
+    def _holds(engine: RoleInfo, replies: Replies) -> bool:
+        return isinstance(replies.get(engine.name), WeightsLoaded)
+
+    def _report(
+        self,
+        version: PolicyVersion,
+        engines: Sequence[RoleInfo],
+        replies: Replies,
+        seconds: float,
+    ) -> Published:
+        return Published(
+            version,
+            loaded=tuple(engine.name for engine in engines if self._holds(engine, replies)),
+            failed=tuple(engine for engine in engines if not self._holds(engine, replies)),
+            seconds=seconds,
+        )

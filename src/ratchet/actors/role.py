@@ -1,0 +1,48 @@
+"""What the buffer, the rollouts and the trainer have in common: they register, and hear who else is
+there.
+
+Consumes the registry's reply to `RegisterRole`, which the actor then tells itself. Waits for the
+registry at the start, with a deadline; a registry that does not answer fails the role.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from ratchet.actors.actor import Actor
+from ratchet.actors.system import System
+from ratchet.messages import Message, RegisterRole, RoleRegistered
+from ratchet.transport.mailbox.base import Ref
+from ratchet.types import RoleInfo
+
+M = TypeVar("M", bound=Message)
+
+REGISTRY: Final = "registry"
+BUFFER: Final = "buffer"
+TRAINER: Final = "trainer-0"
+
+
+def rollout_name(rank: int) -> str:
+    """Return the name of a rollout worker."""
+    return f"rollout-{rank}"
+
+
+class RoleActor(Actor[M]):
+    """An actor that the registry knows. The registry's reply comes back as a message."""
+
+    def __init__(self, system: System, role: RoleInfo) -> None:
+        super().__init__(system, role.name)
+        self.role = role
+
+    def on_start(self) -> None:
+        """Register in the background; `RoleRegistered` follows."""
+        self.spawn(self._register(), name="register")
+
+    @property
+    def registry(self) -> Ref:
+        """The one registry of the run."""
+        return self.system.ref(REGISTRY)
+
+    async def _register(self) -> None:
+        reply: RoleRegistered = await self.ask(self.registry, RegisterRole(self.role))
+        self.actor_ref.tell(reply)

@@ -1,0 +1,379 @@
+"""RolloutActor: one engine that generates, scores, and takes new weights while it does.
+
+Consumes `PromptsClaimed` of the buffer, `LoadWeights` and `EvaluatePolicy` of the trainer. Produces
+`GroupFinished` or `GroupFailed` for every group that it was handed, and `WeightsLoaded` once the
+engine holds what the trainer sent. Each group is a child task, many at once; what it waits for is
+the engine, and its deadline (`rollout.group_timeout_s`) ends that wait. The engine stands still
+between two tokens while weights are written; requests stay in flight and go on, so a completion may
+carry two versions.
+
+It asks for prompts by credit: as many groups as it holds slots, and one more for each group that
+ends. The first credit goes out when the engine holds a live version: before that it serves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Protocol, assert_never
+
+from ratchet.actors.role import BUFFER, RoleActor
+from ratchet.actors.system import System
+from ratchet.backends.rollout.base import Completion, RolloutEngine, SamplingParams
+from ratchet.config import Config
+from ratchet.errors import (
+    GenerationFailed,
+    PromptTooLong,
+    RewardFailed,
+    StaleTerm,
+    TransferFailed,
+    VersionError,
+    WeightsMismatch,
+)
+from ratchet.messages import (
+    AbortLoad,
+    ClaimPrompts,
+    EvaluatePolicy,
+    GroupFailed,
+    GroupFinished,
+    LoadWeights,
+    Message,
+    PolicyEvaluated,
+    PromptsClaimed,
+    RoleJoined,
+    RoleLeft,
+    RoleRegistered,
+    RolloutMessage,
+    VersionUpdated,
+    WeightsLoaded,
+)
+from ratchet.transport.weights.base import WeightReceiver
+from ratchet.types import (
+    Assignment,
+    Packed,
+    PolicyVersion,
+    Prompt,
+    RoleInfo,
+    Rollout,
+    RolloutGroup,
+    RolloutStats,
+    Term,
+)
+
+
+class Scorer(Protocol):
+    """Scores completions away from the event loop."""
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
+        """Return one reward per completion.
+
+        Raises:
+            RewardFailed: if the reward raised, or is not a finite number.
+        """
+        ...
+
+
+class GroupEnded(Message, frozen=True):
+    """To itself: a group's task is done, for better or worse."""
+
+    outcome: RolloutGroup | GroupFailure
+
+
+class GroupFailure(Message, frozen=True):
+    """Why a group has no rollouts."""
+
+    group_id: int
+    attempt: int
+    reason: str
+    detail: str
+
+
+class EngineReady(Message, frozen=True):
+    """To itself: the engine holds a live version for the first time."""
+
+
+_Inbox = RolloutMessage | RoleRegistered | GroupEnded | EngineReady
+
+
+def sample_seed(run_seed: int, group_id: int, attempt: int, sample: int) -> int:
+    """Return the seed of one sample: another one for each run, group, attempt and sample."""
+    text = f"{run_seed}/{group_id}/{attempt}/{sample}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+class RolloutActor(RoleActor[_Inbox]):
+    """Generation, scoring and weight loading of one engine."""
+
+    def __init__(
+        self,
+        system: System,
+        role: RoleInfo,
+        *,
+        config: Config,
+        engine: RolloutEngine,
+        receiver: WeightReceiver,
+        scorer: Scorer,
+        eval_prompts: Sequence[Prompt],
+    ) -> None:
+        super().__init__(system, role)
+        self._config = config
+        self._engine = engine
+        self._receiver = receiver
+        self._scorer = scorer
+        self._eval_prompts = eval_prompts
+        self._term: Term = 0
+        self._load: asyncio.Task[WeightsLoaded] | None = None
+        self._ready = False
+        self._slots = config.groups_per_worker
+        self._finished = 0
+        self._failed = 0
+        self._in_flight = 0
+        self._started = 0.0
+
+    def on_start(self) -> None:
+        """Start the engine, then register: a registered rollout can take weights at once."""
+        self._started = self.now()
+        self.spawn(self._start(), name="start-engine")
+
+    async def on_stop(self) -> None:
+        """End the engine and leave the transfer group."""
+        self._receiver.abort("the rollout worker stops")
+        await self._receiver.close()
+        await self._engine.close()
+
+    async def _start(self) -> None:
+        await self._engine.start()
+        await self._register()
+
+    def receive(self, message: _Inbox) -> asyncio.Task[WeightsLoaded | PolicyEvaluated] | None:
+        """Handle one message; loads and evaluations reply when they are done."""
+        match message:
+            case PromptsClaimed():
+                self._claimed(message)
+            case LoadWeights():
+                return self._load_weights(message)
+            case AbortLoad():
+                if message.term >= self._term:
+                    self._receiver.abort(message.reason)
+            case EvaluatePolicy():
+                return self.spawn(self._evaluate(message), name=f"evaluate-{message.version}")
+            case EngineReady():
+                if not self._ready:
+                    self._ready = True
+                    self._claim()
+            case GroupEnded():
+                self._end(message.outcome)
+            case RoleJoined():
+                if message.role.name == BUFFER and self._ready:
+                    self._claim()  # a new life of the buffer knows nothing of our credit
+            case RoleRegistered() | RoleLeft() | VersionUpdated():
+                pass
+            case _:
+                assert_never(message)
+        return None
+
+    # --- groups
+
+    def _claim(self) -> None:
+        credit = self._slots + self._finished + self._failed
+        message = ClaimPrompts(self.name, self.role.incarnation, credit)
+        self.system.ref(BUFFER).tell(message)
+
+    def _claimed(self, message: PromptsClaimed) -> None:
+        if message.incarnation != self.role.incarnation:
+            self.log.warning("claim_of_another_life", meant_for=message.incarnation)
+            return
+        for assignment in message.assignments:
+            self._in_flight += 1
+            self.spawn(self._run_group(assignment), name=f"group-{assignment.group_id}")
+
+    async def _run_group(self, assignment: Assignment) -> None:
+        outcome: RolloutGroup | GroupFailure
+        try:
+            async with asyncio.timeout(self._config.rollout.group_timeout_s):
+                outcome = await self._generate_group(assignment)
+        except TimeoutError:
+            detail = f"not done within {self._config.rollout.group_timeout_s} s"
+            outcome = _failure(assignment, "timeout", detail)
+        except PromptTooLong as error:
+            outcome = _failure(assignment, "prompt", str(error))
+        except GenerationFailed as error:
+            outcome = _failure(assignment, "generation", str(error))
+        except RewardFailed as error:
+            outcome = _failure(assignment, "reward", str(error))
+        self.actor_ref.tell(GroupEnded(outcome))
+
+    async def _generate_group(self, assignment: Assignment) -> RolloutGroup:
+        rollout = self._config.rollout
+        prompt = assignment.prompt
+        prompt_ids = self._engine.encode(prompt.text)
+        seeds = [
+            sample_seed(self._config.seed, assignment.group_id, assignment.attempt, sample)
+            for sample in range(assignment.group_size)
+        ]
+        completions = await self._generate(
+            prompt_ids,
+            [SamplingParams(rollout.max_tokens, rollout.temperature, seed) for seed in seeds],
+        )
+        texts = [self._engine.decode(c.token_ids.numpy().tolist()) for c in completions]
+        rewards = await self._score(prompt, texts)
+        packed = Packed.of(prompt_ids, "int32")
+        return RolloutGroup(
+            assignment.group_id,
+            assignment.attempt,
+            prompt.prompt_id,
+            assignment.epoch,
+            tuple(
+                Rollout(
+                    prompt_ids=packed,
+                    completion_ids=completion.token_ids,
+                    behavior_logprobs=completion.logprobs,
+                    loss_mask=Packed("uint8", b"\x01" * len(completion.token_ids)),
+                    spans=completion.spans,
+                    finish_reason=completion.finish_reason,
+                    reward=reward,
+                    seed=seed,
+                )
+                for completion, reward, seed in zip(completions, rewards, seeds, strict=True)
+            ),
+        )
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]
+    ) -> list[Completion]:
+        """Generate all or none: the first failure takes the others out of the engine."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._engine.generate(prompt_ids, p)) for p in params]
+        except* GenerationFailed as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _score(self, prompt: Prompt, texts: Sequence[str]) -> list[float]:
+        rewards = await self._scorer.score(prompt, texts)
+        if len(rewards) != len(texts) or not all(map(math.isfinite, rewards)):
+            msg = f"rewards of prompt {prompt.prompt_id} are {rewards} for {len(texts)} completions"
+            raise RewardFailed(msg)
+        return rewards
+
+    def _end(self, outcome: RolloutGroup | GroupFailure) -> None:
+        self._in_flight -= 1
+        incarnation = self.role.incarnation
+        buffer = self.system.ref(BUFFER)
+        if isinstance(outcome, RolloutGroup):
+            self._finished += 1
+            buffer.tell(GroupFinished(self.name, incarnation, outcome, self._stats()))
+        else:
+            self._failed += 1
+            buffer.tell(
+                GroupFailed(
+                    self.name,
+                    incarnation,
+                    outcome.group_id,
+                    outcome.attempt,
+                    outcome.reason,
+                    outcome.detail,
+                    self._stats(),
+                )
+            )
+        self._claim()
+
+    def _stats(self) -> RolloutStats:
+        engine = self._engine.stats()
+        return RolloutStats(
+            worker=self.name,
+            incarnation=self.role.incarnation,
+            uptime_s=self.now() - self._started,
+            busy_s=engine.busy_s,
+            paused_s=engine.paused_s,
+            generated_tokens=engine.generated_tokens,
+            finished_groups=self._finished,
+            failed_groups=self._failed,
+            in_flight_groups=self._in_flight,
+            version=self._engine.version,
+        )
+
+    # --- weights
+
+    def _load_weights(self, message: LoadWeights) -> asyncio.Task[WeightsLoaded]:
+        term = message.manifest.term
+        if term < self._term:
+            msg = f"{self.name} refuses term {term}: it has seen term {self._term}"
+            raise StaleTerm(msg)
+        self._term = term
+        version = message.manifest.version
+        current = self._engine.version
+        if current is not None and version < current:
+            msg = f"{self.name} holds version {current} and does not go back to {version}"
+            raise VersionError(msg)
+        previous, self._load = self._load, None
+        self._load = self.spawn(self._receive(message, previous), name=f"load-{version}")
+        return self._load
+
+    async def _receive(
+        self, message: LoadWeights, previous: asyncio.Task[WeightsLoaded] | None
+    ) -> WeightsLoaded:
+        version = message.manifest.version
+        if previous is not None and not previous.done():
+            self._receiver.abort(f"superseded by version {version}")
+            await asyncio.wait([previous])
+        try:
+            report = await self._receiver.receive(
+                message.manifest, message.route, self._engine, self._config.weights.pause_mode
+            )
+        except (TransferFailed, WeightsMismatch) as error:
+            self.log.warning("load_failed", version=version, detail=str(error))
+            raise
+        self.log.info(
+            "weights_loaded",
+            version=version,
+            digest=report.digest,
+            move_s=report.move_s,
+            load_s=report.load_s,
+            paused_s=report.paused_s,
+        )
+        self.actor_ref.tell(EngineReady())
+        return WeightsLoaded(
+            self.name, version, report.digest, report.move_s, report.load_s, report.paused_s
+        )
+
+    # --- evaluation
+
+    async def _evaluate(self, message: EvaluatePolicy) -> PolicyEvaluated:
+        if self._engine.version != message.version:
+            msg = f"{self.name} holds version {self._engine.version}, not {message.version}"
+            raise VersionError(msg)
+        prompts = self._eval_prompts[message.first : message.first + message.count]
+        rewards = await asyncio.gather(
+            *(self._evaluate_prompt(prompt, message) for prompt in prompts)
+        )
+        return PolicyEvaluated(message.version, tuple(rewards))
+
+    async def _evaluate_prompt(self, prompt: Prompt, message: EvaluatePolicy) -> float | None:
+        max_tokens = self._config.rollout.max_tokens
+        seed = self._config.seed
+        params = [
+            SamplingParams(max_tokens, message.temperature, sample_seed(seed, -1, 0, sample))
+            for sample in range(message.samples)
+        ]
+        try:
+            completions = await self._generate(self._engine.encode(prompt.text), params)
+            self._check_pinned(completions, message.version)
+            texts = [self._engine.decode(c.token_ids.numpy().tolist()) for c in completions]
+            rewards = await self._score(prompt, texts)
+        except (GenerationFailed, RewardFailed) as error:
+            self.log.warning("evaluation_failed", prompt=prompt.prompt_id, detail=str(error))
+            return None
+        return math.fsum(rewards) / len(rewards)
+
+    def _check_pinned(self, completions: Sequence[Completion], version: PolicyVersion) -> None:
+        others = {s.version for c in completions for s in c.spans} - {version}
+        if others:
+            msg = f"an evaluation of version {version} got tokens of versions {sorted(others)}"
+            raise VersionError(msg)
+
+
+def _failure(assignment: Assignment, reason: str, detail: str) -> GroupFailure:
+    return GroupFailure(assignment.group_id, assignment.attempt, reason, detail)

@@ -1,0 +1,377 @@
+"""TrainerActor: batch, step, publish, and again.
+
+Consumes `BatchReady` of the buffer; produces new weights, published through the registry and the
+weight transport, one line of metrics a step, and at the end the model. One child task, `_train`,
+reads top to bottom; it waits for
+
+* a batch: requested from the buffer for exactly the weights in hand; ends with `BatchReady`, or
+  fails the run after `trainer.batch_timeout_s`;
+* the transfer of the previous version, only before an optimiser step: forward and backward overlap
+  with it; ends by `weights.timeout_s`;
+* the engines' evaluations, before the first step and after the last; end by `eval.timeout_s`.
+
+A group past `max_staleness` for the weights that take the step is sent back untrained. A non-finite
+step is skipped and counted, and never published; `trainer.max_bad_steps` of them in a row end the
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar, assert_never
+
+from ratchet.actors.evaluation import Evaluation, evaluate
+from ratchet.actors.publisher import Published, Publisher
+from ratchet.actors.role import BUFFER, RoleActor
+from ratchet.actors.step_metrics import StepMetrics, StepTimes
+from ratchet.actors.system import System
+from ratchet.backends.training.base import TrainingBackend
+from ratchet.config import Config
+from ratchet.errors import RunFailed
+from ratchet.messages import (
+    AcquireTerm,
+    BatchReady,
+    Message,
+    RequestBatch,
+    RoleJoined,
+    RoleLeft,
+    RoleRegistered,
+    StepTrained,
+    StopTraining,
+    TermAcquired,
+    TrainerMessage,
+    VersionUpdated,
+)
+from ratchet.staleness import Position
+from ratchet.transport.weights.base import WeightSender
+from ratchet.types import Prompt, RoleInfo, RolloutGroup
+
+T = TypeVar("T")
+_RETRY_S: Final = 1.0
+
+
+class TrainerOutput(Protocol):
+    """Where the trainer writes: the run directory, or a list in a test."""
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """One line of metrics."""
+        ...
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """How the run ended."""
+        ...
+
+    async def model(self, backend: TrainingBackend) -> None:
+        """Write the trained model."""
+        ...
+
+
+class SyncEngine(Message, frozen=True):
+    """To itself: an engine has no live version yet; offer it one."""
+
+    engine: RoleInfo
+
+
+_Inbox = TrainerMessage | RoleRegistered | SyncEngine
+
+
+class TrainerActor(RoleActor[_Inbox]):
+    """The model in training and the sending end of weight sync."""
+
+    def __init__(
+        self,
+        system: System,
+        role: RoleInfo,
+        *,
+        config: Config,
+        backend: TrainingBackend,
+        sender: WeightSender,
+        output: TrainerOutput,
+        warm_start_prompts: Sequence[Prompt],
+        num_eval_prompts: int,
+    ) -> None:
+        super().__init__(system, role)
+        self._config = config
+        self._backend = backend
+        self._sender = sender
+        self._output = output
+        self._warm_start_prompts = warm_start_prompts
+        self._num_eval_prompts = min(num_eval_prompts, config.eval.num_prompts)
+        self._registered = asyncio.Event()
+        self._engine_there = asyncio.Event()
+        self._engines: dict[str, RoleInfo] = {}
+        self._batch: asyncio.Future[BatchReady | None] | None = None
+        self._publisher = Publisher(
+            sender=sender,
+            directory=system,
+            ask=self.ask,
+            now=self.now,
+            timeout_s=config.weights.timeout_s,
+            log=self.log,
+        )
+        self._publishing: asyncio.Task[Published] | None = None
+        self._step = 0
+        self._bad_steps = 0
+        self._stop_reason: str | None = None
+        self._metrics = StepMetrics(self.now)
+
+    def on_start(self) -> None:
+        """Register, and start training in the background."""
+        super().on_start()
+        self._metrics.start()
+        self.spawn(self._train(), name="train")
+
+    async def on_stop(self) -> None:
+        """Free the model and the transfer group."""
+        await self._sender.close()
+        await self._backend.close()
+
+    def on_failure(
+        self,
+        exception_type: type[BaseException] | None,
+        exception_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the cause where the launcher and the user look first."""
+        self._summarise("failed", str(exception_value))
+
+    def receive(self, message: _Inbox) -> None:
+        """Note what the training task waits for."""
+        match message:
+            case BatchReady():
+                self._end_wait(message)
+            case StopTraining():
+                self._stop_reason = message.reason
+                self._end_wait(None)
+            case RoleRegistered():
+                for role in message.roles:
+                    self._joined(role)
+                self._registered.set()
+            case RoleJoined():
+                self._joined(message.role)
+            case RoleLeft():
+                if self._engines.get(message.role.name) == message.role:
+                    del self._engines[message.role.name]
+            case SyncEngine():
+                self.spawn(self._sync(message.engine), name=f"sync-{message.engine.name}")
+            case VersionUpdated():
+                pass  # its own doing
+            case _:
+                assert_never(message)
+
+    # --- the training task
+
+    async def _train(self) -> None:
+        await self._begin()
+        before = await self._evaluate()
+        while self._step < self._config.trainer.num_steps and self._stop_reason is None:
+            await self._take_step()
+        await self._transferred()
+        after = await self._evaluate()
+        await self._output.model(self._backend)
+        status = "finished" if self._stop_reason is None else "stopped"
+        self._summarise(status, self._stop_reason, eval_before=before, eval_after=after)
+        self.stop()
+
+    async def _begin(self) -> None:
+        """Make version 0 live: it is published like every other."""
+        await self._backend.start()
+        if self._config.warm_start.steps:
+            result = await self._backend.warm_start(self._warm_start_prompts)
+            self.log.info("warm_start_done", **result)
+        await self._registered.wait()
+        acquired: TermAcquired = await self.ask(
+            self.registry, AcquireTerm(self.name, self.role.incarnation)
+        )
+        self._publisher.begin(acquired.term, acquired.versions)
+        await self._wait("rollout", "the first engine", self._engine_there.wait())
+        self._publish_again()
+        await self._transferred()
+        while self._publisher.live is None:
+            await asyncio.sleep(_RETRY_S)
+            self._publish_again()
+            await self._transferred()
+
+    async def _take_step(self) -> None:
+        times = StepTimes(self.now)
+        ready = await self._next_batch()
+        if ready is None:
+            return
+        times.mark("wait_s")
+        position = self._position
+        fresh, rejected = self._judge(ready.batch.groups, position)
+        applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
+        if applied:
+            self._step += 1
+            self._publishing = self.spawn(self._publish(), name="publish")
+        else:
+            rejected |= {group.group_id: "non_finite" for group in fresh}
+        trained = tuple(group.group_id for group in fresh) if applied else ()
+        message = StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
+        self.system.ref(BUFFER).tell(message)
+        if self._config.trainer.synchronous:
+            await self._transferred()
+            times.mark("publish_s")
+        if fresh:
+            self._output.step(
+                self._metrics.line(
+                    step=ready.batch.step,
+                    version=position.version,
+                    groups=fresh,
+                    stats=ready.stats,
+                    times=times,
+                    reports=reports,
+                    applied=applied,
+                )
+            )
+            self._count_bad_steps(applied, ready)
+
+    async def _next_batch(self) -> BatchReady | None:
+        """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
+        self._batch = asyncio.get_running_loop().create_future()
+        if self._stop_reason is not None:
+            return None
+        self._request_batch()
+        return await self._wait(BUFFER, f"the batch of step {self._step + 1}", self._batch)
+
+    def _request_batch(self) -> None:
+        version, step = self._position
+        self.system.ref(BUFFER).tell(RequestBatch(self.name, self._publisher.term, version, step))
+
+    @property
+    def _position(self) -> Position:
+        """The weights in hand: the newest version on their lineage, and their step."""
+        version = self._publisher.version
+        if version is None:
+            msg = "the trainer has published nothing yet"
+            raise RuntimeError(msg)
+        return Position(version, self._step)
+
+    def _judge(
+        self, groups: Sequence[RolloutGroup], position: Position
+    ) -> tuple[list[RolloutGroup], dict[int, str]]:
+        """Judge again, against the weights that take the step: nothing else changes them."""
+        bound = self._config.buffer.max_staleness
+        lineage = self._publisher.lineage
+        stale = {
+            g.group_id: "stale" for g in groups if lineage.group_staleness(g, position) > bound
+        }
+        return [group for group in groups if group.group_id not in stale], stale
+
+    async def _optimise(
+        self, groups: Sequence[RolloutGroup], times: StepTimes
+    ) -> tuple[bool, dict[str, float]]:
+        """Take the step, or skip it; only its second half waits for the transfer in flight."""
+        gradients = await self._backend.forward_backward(groups)
+        times.mark("train_s")
+        await self._transferred()
+        async with self._publisher.weights:
+            times.mark("publish_s")
+            if not gradients.finite:
+                await self._backend.skip_step()
+                return False, dict(gradients.metrics)
+            report = await self._backend.optimizer_step()
+            if report.applied:
+                self._publisher.weights_changed()
+        times.mark("train_s")
+        return report.applied, {**gradients.metrics, **report.metrics}
+
+    def _count_bad_steps(self, applied: bool, ready: BatchReady) -> None:
+        self._bad_steps = 0 if applied else self._bad_steps + 1
+        if applied:
+            return
+        groups = [group.group_id for group in ready.batch.groups]
+        self.log.error("step_skipped", step=ready.batch.step, reason="non_finite", groups=groups)
+        if self._bad_steps >= self._config.trainer.max_bad_steps:
+            msg = f"{self._bad_steps} steps in a row were not finite; last groups: {groups}"
+            raise RunFailed(msg)
+
+    # --- weight sync
+
+    async def _publish(self) -> Published:
+        published = await self._publisher.publish(self._step)
+        self._metrics.sync_s = published.seconds
+        self._offer_again(published)
+        return published
+
+    async def _transferred(self) -> None:
+        if self._publishing is not None:
+            await self._publishing
+            self._publishing = None
+
+    async def _sync(self, engine: RoleInfo) -> None:
+        """Bring an engine that joined late, or failed, to the live version."""
+        if self._engines.get(engine.name) != engine:
+            return
+        published = await self._publisher.catch_up(engine)
+        if published is not None:
+            self._offer_again(published)
+        else:
+            self._publish_again()
+
+    def _publish_again(self) -> None:
+        """Publish although no step was taken: no engine holds the weights in hand."""
+        if self._publishing is None or self._publishing.done():
+            self._publishing = self.spawn(self._publish(), name="publish-again")
+
+    def _offer_again(self, published: Published) -> None:
+        for engine in published.failed:
+            self.after(_RETRY_S, SyncEngine(engine))
+
+    def _joined(self, role: RoleInfo) -> None:
+        if role.kind == "rollout":
+            self._engines[role.name] = role
+            self._engine_there.set()
+            if self._publisher.version is not None:
+                self.actor_ref.tell(SyncEngine(role))
+        elif role.name == BUFFER and self._batch is not None and not self._batch.done():
+            self._request_batch()  # a new life of the buffer has not heard of our request
+
+    # --- waiting, evaluation, the end
+
+    async def _evaluate(self) -> Evaluation | None:
+        publisher = self._publisher
+        if not self._num_eval_prompts or publisher.live is None:
+            return None
+        evaluation = await evaluate(
+            publisher.live,
+            sorted(publisher.holders),
+            num_prompts=self._num_eval_prompts,
+            config=self._config.eval,
+            directory=self.system,
+            ask=self.ask,
+            log=self.log,
+        )
+        if evaluation is not None:
+            self.log.info("evaluated", **evaluation._asdict())
+        return evaluation
+
+    async def _wait(self, on: str, what: str, awaitable: Awaitable[T]) -> T:
+        """Wait for another party, visibly, until `trainer.batch_timeout_s`."""
+        timeout = self._config.trainer.batch_timeout_s
+        now = self.now()
+        try:
+            with self.system.waits.on(
+                who=self.name, on=on, what=what, since=now, until=now + timeout
+            ):
+                async with asyncio.timeout(timeout):
+                    return await awaitable
+        except TimeoutError:
+            msg = f"waited {timeout} s (trainer.batch_timeout_s) on {on} for {what}"
+            raise RunFailed(msg) from None
+
+    def _end_wait(self, ready: BatchReady | None) -> None:
+        if self._batch is not None and not self._batch.done():
+            self._batch.set_result(ready)
+
+    def _summarise(self, status: str, reason: str | None, **evaluations: Evaluation | None) -> None:
+        self._output.summary(
+            {
+                "status": status,
+                "reason": reason,
+                "steps": self._step,
+                **{name: e._asdict() if e else None for name, e in evaluations.items()},
+            }
+        )
