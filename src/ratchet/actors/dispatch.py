@@ -7,6 +7,7 @@ side, through `assert_never`.
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,8 @@ def declared_union(cls: type, root: type) -> Any:
             return get_args(base)[0]
         if isinstance(origin, type) and issubclass(origin, root):
             declared = declared_union(origin, root)
+            if declared is None:
+                continue
             parameters = getattr(origin, "__parameters__", ())
             values = dict(zip(parameters, get_args(base), strict=True))
             return Union[tuple(values.get(m, m) for m in _members(declared, origin))]  # noqa: UP007
@@ -48,8 +51,9 @@ def unhandled(cls: type, messages: frozenset[type]) -> list[str]:
             continue
         if getattr(receive, "__isabstractmethod__", False):
             break
-        mentioned.update(receive.__code__.co_names)
-        if "super" not in receive.__code__.co_names:
+        names = inspect.unwrap(receive).__code__.co_names
+        mentioned.update(names)
+        if "super" not in names:
             break
     else:
         return []

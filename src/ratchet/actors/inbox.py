@@ -85,6 +85,11 @@ class Inbox:
         """
         return self._queue.popleft()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more gets in."""
+        return self._closed
+
     def empty(self) -> bool:
         """Whether nothing is queued."""
         return not self._queue

@@ -113,10 +113,13 @@ class Life:
             await self._shut_down()
             await _settled(self._actor.on_stop())
             self._end_reason = "stopped"
-        except Exception as error:  # noqa: BLE001 - whatever it is, the actor ends with it
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancellation(error):
+                raise
             self._end_reason = f"{type(error).__name__}: {error}"
+            self.log.error("actor_failed", reason=self._end_reason, exc_info=error)
             await self._shut_down()
-            self._report(error)
+            self._call_on_failure(error)
         except (KeyboardInterrupt, SystemExit) as interrupt:
             self._end_reason = f"{type(interrupt).__name__}: {interrupt}"
             raise
@@ -163,8 +166,7 @@ class Life:
         else:
             self.log.error("child_failed", exc_info=error)
 
-    def _report(self, error: Exception) -> None:
-        self.log.error("actor_failed", reason=self._end_reason, exc_info=error)
+    def _call_on_failure(self, error: BaseException) -> None:
         try:
             self._actor.on_failure(type(error), error, error.__traceback__)
         except Exception as second:  # the watchers must still hear of the first one
@@ -188,7 +190,7 @@ class Life:
         what = type(message).__name__
         try:
             answer = self._actor.receive(message)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if reply is None:
                 raise
             self.work.fail(reply, what, error)
@@ -212,6 +214,12 @@ class Life:
         )
         if envelope.reply is not None:
             envelope.reply.fail(HandlerFailed(f"{self._name} does not accept {what}"))
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether this task itself is being cancelled, and did not just look into one that was."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _log_fields(trace: Trace) -> dict[str, Any]:

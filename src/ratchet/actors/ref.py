@@ -37,6 +37,10 @@ class LocalRef(pykka.ActorRef[Any]):
         """The actor's name."""
         return self._name
 
+    def is_alive(self) -> bool:
+        """Whether it still takes messages."""
+        return not self._inbox.closed
+
     def tell(self, message: Message) -> None:
         """Send and forget, from any thread. Never raises; to a dead actor it is a dead letter."""
         self._inbox.put(Envelope(message, None, self._system.trace(), current_actor.get()))
@@ -107,7 +111,6 @@ class LocalRef(pykka.ActorRef[Any]):
         """
         self._refuse_to_block("its end", block)
         reply: Reply[bool] = self._new_reply("its end", timeout)
-        # a bound method of the reply as the key: every stop is told, whoever asked
         if self._inbox.at_end(reply, functools.partial(_settle_true, reply)):
             self._inbox.put(Envelope(STOP, None, None, None))
         else:

@@ -145,6 +145,14 @@ class WaitTable:
         return []
 
 
+class Living(Ref, Protocol):
+    """A ref of an actor of this process."""
+
+    def is_alive(self) -> bool:
+        """Whether it still takes messages."""
+        ...
+
+
 class NamedRef:
     """An actor by its name, wherever it lives at the moment of each send."""
 
@@ -228,7 +236,7 @@ class System:
         self.dead_letters = DeadLetterBox(log)
         self.waits = WaitTable()
         self._lock = threading.Lock()
-        self._actors: dict[str, Ref] = {}
+        self._actors: dict[str, Living] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def ref(self, name: str) -> NamedRef:
@@ -247,18 +255,19 @@ class System:
         with self._lock:
             return list(self._actors)
 
-    def register(self, ref: Ref) -> None:
+    def register(self, ref: Living) -> None:
         """Give an actor its name. Called as it starts.
 
         Raises:
             ValueError: a living actor has the name.
         """
         with self._lock:
-            if ref.name in self._actors:
+            present = self._actors.get(ref.name)
+            if present is not None and present.is_alive():
                 raise ValueError(f"an actor named {ref.name!r} already runs in this process")
             self._actors[ref.name] = ref
 
-    def unregister(self, ref: Ref) -> None:
+    def unregister(self, ref: Living) -> None:
         """Free the name of an actor that takes no more messages. Idempotent."""
         with self._lock:
             if self._actors.get(ref.name) is ref:
@@ -268,6 +277,14 @@ class System:
         """Hold a task until it is done: asyncio itself holds tasks weakly."""
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def abort(self) -> None:
+        """End every actor at once, as the death of a process does: no `on_stop`, nothing handled.
+
+        Asks end in `ActorDead`, watchers hear "cancelled". On the actors' loop only.
+        """
+        for task in list(self._tasks):
+            task.cancel()
 
     def trace(self) -> Trace:
         """The trace of the message in hand, or a new one."""
