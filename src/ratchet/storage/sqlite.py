@@ -117,8 +117,7 @@ def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
             try:
                 check(connection, path, schema, None)
             except sqlite3.OperationalError:
-                # a write-protected directory without a write-ahead log: nobody can be writing
-                if path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK):
+                if _may_have_a_writer(path):
                     raise
                 connection.close()
                 connection = _connect(_uri(path, "mode=ro&immutable=1"))
@@ -171,6 +170,11 @@ def refusals(path: Path) -> Iterator[None]:
         raise UserError(msg) from error
     except sqlite3.DatabaseError as error:
         raise UserError(_damaged(path, str(error))) from error
+
+
+def _may_have_a_writer(path: Path) -> bool:
+    log = path.with_name(f"{path.name}-wal")
+    return os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size > 0)
 
 
 def _damaged(path: Path, detail: str) -> str:

@@ -1,0 +1,233 @@
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.storage.groups import GroupEvent, GroupRow, read_events, read_groups
+from ratchet.storage.ledger import Cursor, GroupLedger, LedgerError
+
+RESULT: dict[str, Any] = {
+    "min_version": 2,
+    "max_version": 3,
+    "reward_mean": 0.25,
+    "reward_std": 0.5,
+    "num_tokens": 64,
+    "num_rollouts": 8,
+}
+
+
+def finished(ledger: GroupLedger, prompt_id: str = "p") -> int:
+    group_id = ledger.issue(prompt_id, 0, 1.0)
+    ledger.claim(group_id, 0, "rollout-0", 2.0)
+    ledger.finish(group_id, 0, **RESULT, now=3.0)
+    return group_id
+
+
+@pytest.mark.parametrize(("table", "row"), [("groups", GroupRow), ("events", GroupEvent)])
+def test_rows_have_the_columns_of_their_table_in_order(table: str, row: Any) -> None:
+    columns = GroupLedger.open(None)._sql.execute(
+        "SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,)
+    )
+    assert row.__struct_fields__ == tuple(name for (name,) in columns)
+
+
+def test_a_whole_life() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    ledger.batch([group_id], 5, {group_id: 1}, 4.0)
+    ledger.train([group_id], 5, 4, 5.0)
+    assert ledger.group(group_id) == GroupRow(
+        group_id=0,
+        prompt_id="p",
+        epoch=0,
+        attempt=0,
+        state="trained",
+        reason=None,
+        worker="rollout-0",
+        min_version=2,
+        max_version=3,
+        staleness=1,
+        trained_step=5,
+        trained_version=4,
+        reward_mean=0.25,
+        reward_std=0.5,
+        num_tokens=64,
+        num_rollouts=8,
+        issued_at=1.0,
+        claimed_at=2.0,
+        finished_at=3.0,
+        trained_at=5.0,
+        changed_at=5.0,
+    )
+    assert ledger.events(group_id) == (
+        GroupEvent(0, 1.0, "issued", None),
+        GroupEvent(0, 2.0, "claimed", "rollout-0"),
+        GroupEvent(0, 3.0, "finished", None),
+        GroupEvent(0, 4.0, "batched", "5"),
+        GroupEvent(0, 5.0, "trained", "5"),
+    )
+
+
+def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    ledger.batch([group_id], 5, {group_id: 1}, 4.0)
+    ledger.retry(group_id, 0, "stale", 5.0)
+    row = ledger.group(group_id)
+    assert row is not None
+    assert (row.state, row.attempt, row.reason) == ("issued", 1, "stale")
+    kept = {"group_id", "prompt_id", "epoch", "attempt", "state", "reason", "issued_at"}
+    forgotten = set(GroupRow.__struct_fields__) - kept - {"changed_at"}
+    assert {name: getattr(row, name) for name in forgotten} == dict.fromkeys(forgotten)
+    ledger.claim(group_id, 1, "rollout-1", 6.0)
+    row = ledger.group(group_id)
+    assert row is not None
+    assert row.reason is None
+    assert [(event.event, event.detail) for event in ledger.events(group_id)][-2:] == [
+        ("retried", "stale"),
+        ("claimed", "rollout-1"),
+    ]
+
+
+def test_a_late_finish_of_an_earlier_attempt_is_refused() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = ledger.issue("p", 0, 1.0)
+    ledger.claim(group_id, 0, "rollout-0", 2.0)
+    ledger.retry(group_id, 0, "lease", 3.0)
+    ledger.claim(group_id, 1, "rollout-1", 4.0)
+    with pytest.raises(LedgerError, match="group 0 is claimed at attempt 1"):
+        ledger.finish(group_id, 0, **RESULT, now=5.0)
+    ledger.finish(group_id, 1, **RESULT, now=5.0)
+
+
+@pytest.mark.parametrize("change", ["batch", "train"])
+@pytest.mark.parametrize("bad", [[0, 9], [0, 2], [0, 1, 0]])
+def test_a_batch_moves_whole_or_not_at_all(change: str, bad: list[int]) -> None:
+    """9 was never issued, 2 is in an earlier state, 0 is named twice."""
+    ledger = GroupLedger.open(None)
+    for _ in range(2):
+        finished(ledger)
+    if change == "train":
+        ledger.batch([0, 1], 7, {0: 0, 1: 0}, 4.0)
+    ledger.issue("p", 0, 1.0)
+    moves: dict[str, Callable[[list[int]], None]] = {
+        "batch": lambda ids: ledger.batch(ids, 7, dict.fromkeys(ids, 0), 5.0),
+        "train": lambda ids: ledger.train(ids, 7, 3, 5.0),
+    }
+    before = ledger.groups()
+    with pytest.raises(LedgerError):
+        moves[change](bad)
+    assert ledger.groups() == before
+    assert len(ledger.events(0)) == (4 if change == "train" else 3)
+    moves[change]([0, 1])
+
+
+def test_only_the_step_of_the_batch_trains_it() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    ledger.batch([group_id], 7, {group_id: 0}, 4.0)
+    with pytest.raises(LedgerError, match="is batched at attempt 0"):
+        ledger.train([group_id], 8, 3, 5.0)
+    ledger.train([group_id], 7, 3, 5.0)
+
+
+def test_counts_and_reasons() -> None:
+    ledger = GroupLedger.open(None)
+    assert sum(ledger.counts().values()) == 0
+    for reason in ("stale", "stale", "zero_spread", None):
+        group_id = finished(ledger)
+        if reason is not None:
+            ledger.drop(group_id, reason, 4.0)
+    ledger.issue("p", 0, 1.0)
+    assert ledger.counts() == {
+        "issued": 1,
+        "claimed": 0,
+        "finished": 1,
+        "batched": 0,
+        "trained": 0,
+        "dropped": 3,
+    }
+    assert ledger.reasons() == {"stale": 2, "zero_spread": 1}
+
+
+def test_rows_by_state() -> None:
+    ledger = GroupLedger.open(None)
+    for _ in range(3):
+        finished(ledger)
+    ledger.drop(1, "stale", 4.0)
+    assert [row.group_id for row in ledger.groups()] == [0, 1, 2]
+    assert [row.group_id for row in ledger.groups("finished")] == [0, 2]
+    assert [row.group_id for row in ledger.groups("dropped", "issued")] == [1]
+    assert ledger.group(3) is None
+
+
+def test_a_result_that_is_not_a_number_is_none_again() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = ledger.issue("p", 0, 1.0)
+    ledger.claim(group_id, 0, "rollout-0", 2.0)
+    ledger.finish(group_id, 0, **RESULT | {"reward_std": float("nan")}, now=3.0)
+    row = ledger.group(group_id)
+    assert row is not None
+    assert row.reward_std is None
+
+
+def test_the_cursor_and_the_groups_are_flushed_together(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = GroupLedger.open(path)
+    assert ledger.load_cursor() == Cursor(0, 0)
+
+    def on_disk() -> tuple[int, list[tuple[int, int]]]:
+        with closing(sqlite3.connect(path)) as other:
+            cursor = other.execute("SELECT epoch, position FROM cursor").fetchall()
+            return len(list(read_groups(path))), cursor
+
+    ledger.flush()  # nothing yet, and no harm
+    ledger.save_cursor(0, 1)
+    ledger.issue("p", 0, 1.0)
+    assert on_disk() == (0, [])
+    ledger.flush()
+    assert on_disk() == (1, [(0, 1)])
+    ledger.save_cursor(1, 0)
+    assert ledger.load_cursor() == Cursor(1, 0)
+    ledger.close()
+    ledger.close()
+    assert on_disk() == (1, [(1, 0)])
+
+
+def test_a_refused_transition_leaves_the_others_of_the_flush(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = GroupLedger.open(path)
+    finished(ledger)
+    with pytest.raises(LedgerError):
+        ledger.batch([0, 1], 7, {0: 0, 1: 0}, 4.0)
+    with pytest.raises(KeyError):
+        ledger.batch([0], 7, {}, 4.0)
+    ledger.flush()
+    assert [row.state for row in read_groups(path)] == ["finished"]
+    ledger.close()
+
+
+def test_readers_filter_beside_a_running_writer(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = GroupLedger.open(path)
+    for group_id in range(3):
+        finished(ledger)
+        if group_id == 1:
+            ledger.drop(group_id, "stale", 4.0)
+    ledger.issue("p", 0, 1.0)
+    ledger.flush()
+    assert [row.group_id for row in read_groups(path)] == [0, 1, 2, 3]
+    assert [row.group_id for row in read_groups(path, state="dropped")] == [1]
+    assert [row.group_id for row in read_groups(path, version=3)] == [0, 1, 2]
+    assert [row.group_id for row in read_groups(path, state="finished", version=2)] == [0, 2]
+    assert list(read_groups(path, version=4)) == []
+    assert [event.event for event in read_events(path, 1)] == [
+        "issued",
+        "claimed",
+        "finished",
+        "dropped",
+    ]
+    ledger.close()
