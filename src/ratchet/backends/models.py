@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -32,6 +30,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ratchet.errors import ConfigError
+from ratchet.transport.weights.base import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
@@ -177,6 +180,28 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()
+
+
+def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and persistent buffer by name, tied ones under each of their names.
+    They are the model's own tensors, not copies.
+    """
+    weights: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    persistent = model.state_dict().keys()
+    return weights | {name: buffers[name] for name in buffers if name in persistent}
+
+
+def weight_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
+    """Describe what `named_weights` returns, in its order; of tied names the first one travels."""
+    first: dict[int, str] = {}
+    specs = []
+    for name, weight in named_weights(model).items():
+        owner = first.setdefault(id(weight), name)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        alias_of = None if owner == name else owner
+        specs.append(TensorSpec(name, dtype, tuple(weight.shape), alias_of))
+    return tuple(specs)
 
 
 def _parse_config(
