@@ -90,7 +90,6 @@ class TrainerActor(RoleActor[_Inbox]):
         sender: WeightSender,
         output: TrainerOutput,
         warm_start_prompts: Sequence[Prompt],
-        num_eval_prompts: int,
     ) -> None:
         super().__init__(system, role)
         self._config = config
@@ -98,7 +97,6 @@ class TrainerActor(RoleActor[_Inbox]):
         self._sender = sender
         self._output = output
         self._warm_start_prompts = warm_start_prompts
-        self._num_eval_prompts = min(num_eval_prompts, config.eval.num_prompts)
         self._registered = asyncio.Event()
         self._engine_there = asyncio.Event()
         self._engines: dict[str, RoleInfo] = {}
@@ -333,12 +331,12 @@ class TrainerActor(RoleActor[_Inbox]):
 
     async def _evaluate(self) -> Evaluation | None:
         publisher = self._publisher
-        if not self._num_eval_prompts or publisher.live is None:
+        if not self._config.eval.num_prompts or publisher.live is None:
             return None
         evaluation = await evaluate(
             publisher.live,
             sorted(publisher.holders),
-            num_prompts=self._num_eval_prompts,
+            num_prompts=self._config.eval.num_prompts,
             config=self._config.eval,
             directory=self.system,
             ask=self.ask,

@@ -76,7 +76,8 @@ class VersionRegistry(Actor[RegistryMessage]):
                 found = (self._store.record(version) for version in message.versions)
                 return LineageDescribed(tuple(record for record in found if record is not None))
             case Down():
-                return self._down(message)
+                self._down(message)
+                return None
             case _:
                 assert_never(message)
 

@@ -27,12 +27,12 @@ class Trace(NamedTuple):
 current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
 
 
-class Ref(Protocol):
-    """A handle on an actor. The names and keywords are Pykka's."""
+class Recipient(Protocol):
+    """Whoever can be told something."""
 
     @property
     def name(self) -> str:
-        """The actor's name; survives a restart."""
+        """The recipient's name; survives a restart."""
         ...
 
     def tell(self, message: Message) -> None:
@@ -41,13 +41,17 @@ class Ref(Protocol):
         """
         ...
 
+
+class Ref(Recipient, Protocol):
+    """A handle on an actor. The names and keywords are Pykka's."""
+
     def ask(self, message: Ask[R], *, block: Literal[False], timeout: float) -> Awaitable[R]:
         """Send, and return an awaitable that ends in the reply, a `RatchetError`, or `AskTimeout`
         after `timeout` seconds.
         """
         ...
 
-    def watch(self, watcher: Ref) -> None:
+    def watch(self, watcher: Recipient) -> None:
         """Tell `watcher` a `Down` once, when the actor or its process ends; at once if it is
         already gone.
         """

@@ -1,0 +1,37 @@
+"""The model that a run starts from: the user's directory, or a fresh one built once per run.
+
+Consumes `[model]`, produces a directory in the Hugging Face layout; waits for nothing. Trainer and
+engines may all ask at once: each builds the same model from the seed, and the first rename wins.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ratchet.backends.models import build_model, char_tokenizer, save_model_directory
+from ratchet.config import Config
+
+
+def ensure_base_model(config: Config, base: Path) -> Path:
+    """Return the directory of the base model; build it at `base` if `model.build` says so.
+
+    Raises:
+        ConfigError: if `model.build` is not a model.
+    """
+    model = config.model
+    if model.build is None or model.tokenizer_chars is None:
+        return Path(model.path or "")
+    if base.exists():
+        return base
+    tokenizer = char_tokenizer(model.tokenizer_chars)
+    temporary = base.with_name(f"{base.name}.tmp-{os.getpid()}")
+    save_model_directory(build_model(model.build, config.seed, tokenizer), tokenizer, temporary)
+    try:
+        temporary.rename(base)
+    except OSError:
+        shutil.rmtree(temporary)
+        if not base.exists():
+            raise
+    return base

@@ -1,0 +1,106 @@
+"""The composition root: from a configuration to a running actor with everything it needs.
+
+Consumes a `Config`, a run directory and a `System`; produces one actor per call. The only place
+that knows concrete backends, transports and stores together. Heavy imports happen inside the
+functions, so that a registry or a buffer process never loads torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from ratchet.actors.actor import LocalRef
+from ratchet.actors.buffer import BufferActor
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.system import System
+from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.version_registry import VersionRegistry
+from ratchet.config import Config
+from ratchet.imports import import_chosen
+from ratchet.runtime.output import RunOutput
+from ratchet.runtime.rundir import RunDirectory
+from ratchet.runtime.scoring import ThreadScorer
+from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.versions import VersionStore
+from ratchet.tasks.base import Task
+from ratchet.types import RoleInfo, RoleKind
+
+ENGINES: Final = {"torch": "ratchet.backends.rollout.torch:create_engine"}
+"""`rollout.backend` -> factory (config, base model directory) -> RolloutEngine."""
+
+TRAINERS: Final = {"fsdp": "ratchet.backends.training.fsdp:create_backend"}
+"""`trainer.backend` -> factory (config, base model directory) -> TrainingBackend."""
+
+
+def role_names(config: Config) -> list[tuple[RoleKind, str]]:
+    """Return kind and name of every role of a run, in the order of their start."""
+    rollouts: list[tuple[RoleKind, str]] = [
+        ("rollout", rollout_name(rank)) for rank in range(config.rollout.num_workers)
+    ]
+    return [("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER), *rollouts]
+
+
+def start_role(
+    system: System, role: RoleInfo, *, config: Config, run: RunDirectory, run_id: str, task: Task
+) -> LocalRef:
+    """Start the actor of a role on the running loop.
+
+    Raises:
+        UserError: if something that the configuration names does not load.
+    """
+    match role.kind:
+        case "registry":
+            store = VersionStore.open(run.versions, run=run_id)
+            return VersionRegistry.start(system, role.name, store=store)
+        case "buffer":
+            return BufferActor.start(
+                system,
+                role,
+                config=config,
+                prompts=task.prompts("train"),
+                ledger=GroupLedger.open(run.ledger, run=run_id),
+            )
+        case "rollout":
+            return _start_rollout(system, role, config, run, task)
+        case "trainer":
+            return _start_trainer(system, role, config, run, task)
+
+
+def _start_rollout(
+    system: System, role: RoleInfo, config: Config, run: RunDirectory, task: Task
+) -> LocalRef:
+    from ratchet.runtime.base_model import ensure_base_model
+    from ratchet.transport.weights.registry import open_receiver
+
+    create = import_chosen("rollout.backend", config.rollout.backend, ENGINES)
+    return RolloutActor.start(
+        system,
+        role,
+        config=config,
+        engine=create(config, ensure_base_model(config, run.base)),
+        receiver=open_receiver(config.weights),
+        scorer=ThreadScorer(task),
+        eval_prompts=task.prompts("eval")[: config.eval.num_prompts],
+    )
+
+
+def _start_trainer(
+    system: System, role: RoleInfo, config: Config, run: RunDirectory, task: Task
+) -> LocalRef:
+    from ratchet.runtime.base_model import ensure_base_model
+    from ratchet.transport.weights.registry import open_sender
+
+    create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
+    backend = create(config, ensure_base_model(config, run.base))
+    num_examples = config.warm_start.steps * config.warm_start.batch_size
+    return TrainerActor.start(
+        system,
+        role,
+        config=config,
+        backend=backend,
+        sender=open_sender(config.weights, config.runtime.host, backend),
+        output=RunOutput(run),
+        warm_start_prompts=list(itertools.islice(task.prompts("train"), num_examples)),
+    )

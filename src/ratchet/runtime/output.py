@@ -1,0 +1,38 @@
+"""What the trainer writes into the run directory: metrics, summary and model.
+
+Consumes the trainer's numbers; each file has this one writer. Waits for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ratchet.backends.training.base import TrainingBackend
+from ratchet.observability.metrics import MetricsWriter
+from ratchet.runtime.rundir import RunDirectory
+
+
+class RunOutput:
+    """The trainer's files."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._metrics = MetricsWriter(run.metrics)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        self._metrics.write(metrics)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json, whole or not at all."""
+        text = msgspec.json.format(msgspec.json.encode(dict(summary)), indent=2)
+        temporary = self._run.summary.with_suffix(".tmp")
+        temporary.write_bytes(text + b"\n")
+        temporary.replace(self._run.summary)
+
+    async def model(self, backend: TrainingBackend) -> None:
+        """Write the trained model as Hugging Face safetensors."""
+        await backend.export(self._run.model)

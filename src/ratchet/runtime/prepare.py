@@ -1,0 +1,110 @@
+"""What is checked before a run is started or a file written: the task, its prompts, the model.
+
+Consumes a `Config`, produces the task or a `UserError`; waits for the disk only. It runs in the
+launcher, which stays light: torch is not loaded, and transformers only for a model from a
+directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ratchet.config import Config, ModelConfig
+from ratchet.errors import ConfigError, TaskError
+from ratchet.tasks.base import Split, Task
+from ratchet.tasks.registry import build_task
+from ratchet.types import Prompt
+
+_MAX_CHECKED: Final = 20_000
+"""Prompts of a split that are checked; a longer prompt behind them fails as a group, and is
+counted.
+"""
+
+
+def check_run(config: Config) -> Task:
+    """Check everything that a configuration refers to.
+
+    Raises:
+        TaskError: if the task does not load or has too few prompts.
+        ConfigError: if the model is not there, or a prompt does not fit into it.
+    """
+    context = _context_tokens(config.model)
+    task = build_task(config.task, config.seed)
+    _check_counts(config, task)
+    _check_prompts(config, task, context)
+    return task
+
+
+def _check_counts(config: Config, task: Task) -> None:
+    if not len(task.prompts("train")):
+        msg = f"task {config.task.name!r} has no training prompts; change task.args"
+        raise TaskError(msg)
+    held_out = len(task.prompts("eval"))
+    if held_out < config.eval.num_prompts:
+        msg = (
+            f"eval.num_prompts = {config.eval.num_prompts}, but task {config.task.name!r} holds"
+            f" {held_out} prompts out; lower it, or hold out more in task.args"
+        )
+        raise ConfigError(msg)
+    if config.warm_start.steps and task.prompts("train")[0].reference is None:
+        msg = (
+            f"warm_start.steps = {config.warm_start.steps} needs prompts with a reference, and task"
+            f" {config.task.name!r} has none; set it to 0"
+        )
+        raise ConfigError(msg)
+
+
+def _check_prompts(config: Config, task: Task, context: int | None) -> None:
+    encode_length = _length_function(config.model)
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in splits:
+        for prompt in itertools.islice(task.prompts(split), _MAX_CHECKED):
+            length = encode_length(prompt)
+            if context is not None and length + config.rollout.max_tokens > context:
+                msg = (
+                    f"prompt {prompt.prompt_id!r} has {length} tokens; with rollout.max_tokens ="
+                    f" {config.rollout.max_tokens} it is longer than the model's context of"
+                    f" {context} tokens: shorten one, or give the model a longer context"
+                )
+                raise ConfigError(msg)
+
+
+def _context_tokens(model: ModelConfig) -> int | None:
+    if model.build is not None:
+        value = model.build.get("max_position_embeddings")
+    else:
+        directory = Path(model.path or "")
+        file = directory / "config.json"
+        if not file.is_file():
+            msg = (
+                f"model.path = {model.path!r} holds no config.json; give a local Hugging Face"
+                " model directory"
+            )
+            raise ConfigError(msg)
+        value = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return value if isinstance(value, int) else None
+
+
+def _length_function(model: ModelConfig) -> Callable[[Prompt], int]:
+    if model.tokenizer_chars is not None:
+        known = frozenset(model.tokenizer_chars)
+
+        def count_chars(prompt: Prompt) -> int:
+            unknown = sorted(set(prompt.text) - known)
+            if unknown:
+                msg = (
+                    f"prompt {prompt.prompt_id!r} has characters outside model.tokenizer_chars:"
+                    f" {''.join(unknown)!r}; add them"
+                )
+                raise ConfigError(msg)
+            return len(prompt.text)
+
+        return count_chars
+    from ratchet.backends.models import encode_prompt, load_tokenizer
+
+    tokenizer = load_tokenizer(Path(model.path or ""))
+    return lambda prompt: len(encode_prompt(tokenizer, prompt.text, model.chat_template))

@@ -1,0 +1,178 @@
+"""The local supervisor: the roles of a run as processes of this machine.
+
+Consumes a checked run directory; produces the processes, and one outcome when the run has ended. It
+waits for any of them to end, or to be told to stop. A rollout worker that dies is started again, at
+most `runtime.max_restarts` times within `runtime.restart_window_s`; any other role that dies ends
+the run, with the first cause. A process never outlives its launcher: its standard input is a pipe
+that only the launcher holds, and the end of that pipe ends the process, also after a kill -9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from ratchet.config import Config
+from ratchet.observability.logs import Log
+from ratchet.runtime.compose import role_names
+from ratchet.runtime.role import RoleOutcome, RoleSpec, log_name
+from ratchet.runtime.rundir import RunDirectory
+from ratchet.types import RoleInfo, RoleKind
+
+_TERM_S: Final = 7.0
+"""Seconds from SIGTERM to SIGKILL; with what follows, all is gone within ten."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One running process."""
+
+    spec: RoleSpec
+    process: asyncio.subprocess.Process
+    starts: deque[float] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        """The role's name."""
+        return self.spec.role.name
+
+
+class LocalSupervisor:
+    """Starts, restarts and stops the processes of one run."""
+
+    def __init__(self, config: Config, run: RunDirectory, *, run_id: str, log: Log) -> None:
+        self._config = config
+        self._run = run
+        self._run_id = run_id
+        self._log = log
+        self._key = secrets.token_hex(32)
+        self._sockets = tempfile.mkdtemp(prefix="ratchet-")  # mode 0700
+        self._children: dict[str, Child] = {}
+
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
+        """Run until the trainer ends, a role fails for good, or `kill` is set.
+
+        `stop` ends training in order: the step in hand is finished and the model written.
+        """
+        try:
+            for kind, name in role_names(self._config):
+                self._children[name] = await self._start(kind, name, deque())
+            return await self._supervise(stop, kill)
+        finally:
+            await self._stop_all()
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def _start(self, kind: RoleKind, name: str, starts: deque[float]) -> Child:
+        role = RoleInfo(kind, name, uuid.uuid4().hex[:12])
+        spec = RoleSpec(role, str(self._run.root), self._run_id, self._sockets, self._key)
+        with (self._run.logs / f"{log_name(role)}.err").open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "ratchet.runtime.role",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the launcher: it stops the roles in order
+                env={**os.environ, "OMP_NUM_THREADS": str(self._config.runtime.threads)},
+            )
+        child = Child(spec, process, starts)
+        self._tell(child, msgspec.json.encode(spec))
+        starts.append(asyncio.get_running_loop().time())
+        self._log.info("process_started", name=name, pid=process.pid)
+        return child
+
+    async def _supervise(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
+        loop = asyncio.get_running_loop()
+        ends = {loop.create_task(c.process.wait()): c for c in self._children.values()}
+        killed = loop.create_task(kill.wait())
+        stopped = loop.create_task(stop.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    {*ends, killed, *([] if stopped.done() else [stopped])},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if killed in done:
+                    return RoleOutcome("stopped", "interrupted")
+                if stopped in done:
+                    for child in self._children.values():
+                        if child.spec.role.kind == "trainer":
+                            self._tell(child, b"stop")
+                for task in done & ends.keys():
+                    child = ends.pop(task)
+                    outcome = await self._ended(child)
+                    if outcome is not None:
+                        return outcome
+                    again = self._children[child.name]
+                    ends[loop.create_task(again.process.wait())] = again
+        finally:
+            for task in (*ends, killed, stopped):
+                task.cancel()
+
+    async def _ended(self, child: Child) -> RoleOutcome | None:
+        """Judge the end of a process; None if it was started again."""
+        outcome = await self._last_words(child)
+        role = child.spec.role
+        if role.kind == "trainer" or outcome.status == "user_error":
+            return outcome
+        self._log.warning("process_ended", name=role.name, detail=outcome.detail)
+        if role.kind != "rollout":
+            detail = f"{role.name} ended: {outcome.detail or outcome.status}"
+            return RoleOutcome("failed", detail)
+        window = self._config.runtime.restart_window_s
+        now = asyncio.get_running_loop().time()
+        while child.starts and now - child.starts[0] > window:
+            child.starts.popleft()
+        if len(child.starts) > self._config.runtime.max_restarts:
+            detail = (
+                f"{role.name} died {len(child.starts)} times within {window:g} s"
+                f" (runtime.max_restarts); last: {outcome.detail}"
+            )
+            return RoleOutcome("failed", detail)
+        self._children[role.name] = await self._start(role.kind, role.name, child.starts)
+        return None
+
+    async def _last_words(self, child: Child) -> RoleOutcome:
+        code = child.process.returncode
+        text = b""
+        if child.process.stdout is not None:
+            text = await child.process.stdout.read()
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text, type=RoleOutcome)
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        detail = f"{child.name} died of {how}; see {self._run.logs / log_name(child.spec.role)}.err"
+        return RoleOutcome("failed", detail)
+
+    @staticmethod
+    def _tell(child: Child, line: bytes) -> None:
+        if child.process.stdin is not None and not child.process.stdin.is_closing():
+            child.process.stdin.write(line + b"\n")
+
+    async def _stop_all(self) -> None:
+        """The trainer and the rollouts first, the registry last; then by force."""
+        living = [c for c in self._children.values() if c.process.returncode is None]
+        for child in reversed(living):
+            with contextlib.suppress(ProcessLookupError):
+                child.process.terminate()
+        waits = [asyncio.ensure_future(child.process.wait()) for child in living]
+        if waits:
+            await asyncio.wait(waits, timeout=_TERM_S)
+        for child in living:
+            if child.process.returncode is None:
+                self._log.warning("process_killed", name=child.name)
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+        if waits:
+            await asyncio.wait(waits)

@@ -1,0 +1,171 @@
+"""One role as a process: `python -m ratchet.runtime.role`, started by the local supervisor.
+
+Consumes one line of JSON (`RoleSpec`) on standard input, then commands on it: "stop" ends training
+in order. Its end of file means that the launcher is gone, however it went, and ends this process at
+once. The key of the mailboxes comes in that line: never in argv or the environment. Produces the
+actor, its log file, and on standard output one line of JSON (`RoleOutcome`) when it ends.
+
+Waits for the actor to end, or for SIGTERM. The process leaves through `os._exit`, so that a thread
+that is stuck in a collective or in a user's code cannot hold it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ratchet.actors.actor import LocalRef
+from ratchet.actors.system import System
+from ratchet.errors import UserError
+from ratchet.messages import Down, Message, StopTraining
+from ratchet.observability.logs import configure_logging
+from ratchet.runtime.compose import start_role
+from ratchet.runtime.rundir import RunDirectory
+from ratchet.tasks.registry import build_task
+from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.node import Node
+from ratchet.types import RoleInfo
+
+STOP_S: Final = 6.0
+"""Seconds that a role has to end in order; then the process leaves."""
+
+
+class RoleSpec(msgspec.Struct, frozen=True):
+    """What the launcher tells a new process."""
+
+    role: RoleInfo
+    run_dir: str
+    run_id: str
+    sockets: str
+    key: str
+    """hex"""
+    level: str = "info"
+
+
+class RoleOutcome(msgspec.Struct, frozen=True):
+    """The last words of a role."""
+
+    status: str
+    """ "stopped" | "failed" | "user_error" """
+    detail: str = ""
+
+
+class EndOfActor:
+    """Watches an actor on behalf of a coroutine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def tell(self, message: Message) -> None:
+        """Take the `Down`."""
+        if isinstance(message, Down) and not self.reason.done():
+            self.reason.set_result(message.reason)
+
+
+def address_of(sockets: str, name: str) -> Address:
+    """Return where the role of that name listens on this machine."""
+    return Address.parse(f"unix:{sockets}/{name}.sock")
+
+
+async def run_role(spec: RoleSpec) -> RoleOutcome:
+    """Run the role until it ends or is told to."""
+    run = RunDirectory(Path(spec.run_dir))
+    config = run.load_config()
+    log = configure_logging(
+        run.logs / f"{log_name(spec.role)}.jsonl",
+        role=spec.role.name,
+        run=spec.run_id,
+        level=spec.level,
+        wall_time=time.time,
+    )
+    system = System(
+        rng=random.Random(f"{config.seed}/{spec.role.name}"),  # noqa: S311
+        wall_time=time.time,
+        new_id=lambda: uuid.uuid4().hex,
+        log=log,
+        ask_timeout_s=config.runtime.ask_timeout_s,
+    )
+    node = Node(
+        name=spec.role.name,
+        incarnation=spec.role.incarnation,
+        address=address_of(spec.sockets, spec.role.name),
+        key=bytes.fromhex(spec.key),
+        run_id=spec.run_id,
+        local=system.local,
+        locate=lambda name: address_of(spec.sockets, name),
+        dead_letters=system.dead_letters,
+        new_id=system.new_id,
+        random_bytes=os.urandom,
+        log=log,
+    )
+    system.remote = node
+    log.info("role_starting", pid=os.getpid(), life=spec.role.incarnation)
+    task = build_task(config.task, config.seed)
+    await node.start()
+    ref = start_role(system, spec.role, config=config, run=run, run_id=spec.run_id, task=task)
+    reason = await _until_end(ref)
+    await node.stop(1.0)
+    log.info("role_ended", reason=reason)
+    return RoleOutcome("stopped") if reason == "stopped" else RoleOutcome("failed", reason)
+
+
+async def _until_end(ref: LocalRef) -> str:
+    loop = asyncio.get_running_loop()
+    end = EndOfActor(ref.name)
+    ref.watch(end)
+    loop.add_signal_handler(signal.SIGTERM, _stop, ref)
+    # a blocking read in a thread sees the launcher's death even while the loop is busy
+    threading.Thread(target=_listen, args=(loop, ref), daemon=True, name="launcher").start()
+    return await end.reason
+
+
+def _stop(ref: LocalRef) -> None:
+    threading.Timer(STOP_S, os._exit, args=(1,)).start()
+    ref.stop(block=False)
+
+
+def _listen(loop: asyncio.AbstractEventLoop, ref: LocalRef) -> None:
+    for line in sys.stdin.buffer:
+        if line.strip() == b"stop":
+            loop.call_soon_threadsafe(ref.tell, StopTraining("asked to stop"))
+    os._exit(1)
+
+
+def log_name(role: RoleInfo) -> str:
+    """Return the stem of the role's log files: ROLE-RANK."""
+    return role.name if "-" in role.name else f"{role.name}-0"
+
+
+def main() -> None:
+    """Read the spec, run the role, report, leave."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    report = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a user's code prints belongs with the errors, not in the report
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=RoleSpec)
+    try:
+        outcome = asyncio.run(run_role(spec))
+    except UserError as error:
+        outcome = RoleOutcome("user_error", str(error))
+    except Exception as error:  # noqa: BLE001 - reported to the launcher, which ends the run
+        traceback.print_exc()
+        outcome = RoleOutcome("failed", f"{type(error).__name__}: {error}")
+    report.write(msgspec.json.encode(outcome) + b"\n")
+    report.flush()
+    sys.stderr.flush()
+    os._exit({"stopped": 0, "failed": 1, "user_error": 2}[outcome.status])
+
+
+if __name__ == "__main__":
+    main()
