@@ -20,7 +20,7 @@ class Deadlock(RuntimeError):  # noqa: N818 - reads as the event it reports
     """Nothing is ready, no timer is left, and what was to be run is not done."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a platform's
+class _JumpingSelector(selectors.DefaultSelector):
     """Polls the file descriptors; where it would wait, it moves the clock."""
 
     def __init__(self, explain: Callable[[], str]) -> None:

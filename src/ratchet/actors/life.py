@@ -117,7 +117,7 @@ class Life:
             if _is_cancellation(error):
                 raise
             self._end_reason = f"{type(error).__name__}: {error}"
-            self.log.error("actor_failed", reason=self._end_reason, exc_info=error)
+            self._report("actor_failed", error)
             await self._shut_down()
             self._call_on_failure(error)
         except (KeyboardInterrupt, SystemExit) as interrupt:
@@ -169,8 +169,11 @@ class Life:
     def _call_on_failure(self, error: BaseException) -> None:
         try:
             self._actor.on_failure(type(error), error, error.__traceback__)
-        except Exception as second:  # the watchers must still hear of the first one
-            self.log.error("on_failure_failed", exc_info=second)  # noqa: TRY400 - not a logging.Logger
+        except Exception as second:  # noqa: BLE001 - the watchers must still hear of the first
+            self._report("on_failure_failed", second)
+
+    def _report(self, event: str, error: BaseException) -> None:
+        self.log.error(event, reason=self._end_reason, exc_info=error)
 
     def _handle(self, envelope: Envelope) -> None:
         trace = envelope.trace
