@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from ratchet.actors.credits import Credits
+
+
+def take_all(credits: Credits) -> list[tuple[str, str]]:
+    taken = []
+    while (worker := credits.take()) is not None:
+        taken.append(worker)
+    return taken
+
+
+def test_a_total_may_be_repeated_lost_and_reordered() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 2)
+    credits.grant("r0", "a", 2)
+    assert take_all(credits) == [("r0", "a")] * 2
+    credits.grant("r0", "a", 5)  # 3 and 4 were lost
+    credits.grant("r0", "a", 4)  # and 4 comes late
+    assert take_all(credits) == [("r0", "a")] * 3
+
+
+def test_the_worker_with_most_room_is_served_first() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 1)
+    credits.grant("r1", "a", 3)
+    names = [name for name, _ in take_all(credits)]
+    assert names[0] == "r1"
+    assert sorted(names) == ["r0", "r1", "r1", "r1"]
+
+
+def test_a_new_life_starts_from_nothing() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 10)
+    assert credits.take() == ("r0", "a")
+    credits.grant("r0", "b", 2)
+    assert take_all(credits) == [("r0", "b")] * 2
+
+
+def test_a_worker_that_left_gets_nothing_and_its_successor_is_kept() -> None:
+    credits = Credits()
+    credits.grant("r0", "b", 1)
+    credits.close("r0", "a")
+    assert take_all(credits) == [("r0", "b")]
+    credits.grant("r0", "b", 9)
+    credits.close("r0", "b")
+    assert credits.take() is None

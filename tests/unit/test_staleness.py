@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.staleness import Lineage, Position, UnknownVersion
+from ratchet.types import Packed, Rollout, RolloutGroup, VersionRecord, VersionSpan
+
+
+def record(version: int, step: int, parent: int | None) -> VersionRecord:
+    return VersionRecord(version, term=1, step=step, parent=parent, state="live")
+
+
+def line(length: int) -> Lineage:
+    return Lineage(record(v, v, v - 1 if v else None) for v in range(length))
+
+
+#   0 - 1 - 2 - 3 - 4        steps 0..4
+#            \
+#             5 - 6          restored from 2: steps 3, 4
+BRANCHED = Lineage(
+    [
+        *(record(v, v, v - 1 if v else None) for v in range(5)),
+        record(5, 3, 2),
+        record(6, 4, 5),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "position", "expected"),
+    [
+        (6, Position(6, 4), 0),
+        (6, Position(6, 5), 1),  # a step taken, not yet published
+        (5, Position(6, 4), 1),
+        (2, Position(6, 4), 2),
+        (0, Position(6, 4), 4),
+        (4, Position(6, 4), 4),  # two steps down the abandoned branch, two up the new one
+        (3, Position(5, 3), 2),
+        (6, Position(4, 4), 4),
+        (0, Position(0, 0), 0),
+    ],
+)
+def test_staleness_is_the_path_between_policy_and_trainer(
+    version: int, position: Position, expected: int
+) -> None:
+    assert BRANCHED.staleness(version, position) == expected
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 3))
+def test_on_an_unbroken_line_staleness_is_the_difference(
+    version: int, trainer: int, ahead: int
+) -> None:
+    position = Position(trainer, trainer + ahead)
+    if version <= trainer:
+        assert line(41).staleness(version, position) == trainer + ahead - version
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[VersionRecord]:
+    records = [record(0, 0, None)]
+    for version in range(1, draw(st.integers(1, 30))):
+        parent = draw(st.sampled_from(records))
+        records.append(record(version, parent.step + draw(st.integers(0, 2)), parent.version))
+    return records
+
+
+@given(trees(), st.data())
+def test_staleness_is_never_negative_and_zero_only_at_the_same_weights(
+    records: list[VersionRecord], data: st.DataObject
+) -> None:
+    lineage = Lineage(records)
+    left, right = (data.draw(st.sampled_from(records)) for _ in range(2))
+    there = lineage.staleness(left.version, Position(right.version, right.step))
+    back = lineage.staleness(right.version, Position(left.version, left.step))
+    assert there == back >= abs(left.step - right.step)
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    lineage = Lineage([record(0, 0, None), record(4, 4, 3)])
+    assert lineage.unknown([0, 4, 7]) == (3, 7)
+    with pytest.raises(UnknownVersion):
+        lineage.staleness(7, Position(0, 0))
+    with pytest.raises(UnknownVersion):
+        lineage.staleness(0, Position(4, 4))
+
+
+def test_a_version_never_changes() -> None:
+    lineage = line(3)
+    lineage.add(2, 2, 1)
+    with pytest.raises(ValueError, match="version 2 is known"):
+        lineage.add(2, 3, 1)
+    with pytest.raises(ValueError, match="cannot follow"):
+        lineage.add(9, 1, 2)
+    with pytest.raises(ValueError, match="cannot follow"):
+        lineage.add(5, 7, 6)
+    assert 9 not in lineage
+    with pytest.raises(ValueError, match="lies before"):
+        lineage.staleness(0, Position(2, 1))
+
+
+def test_two_trees_have_nothing_in_common() -> None:
+    lineage = Lineage([record(0, 0, None), record(1, 0, None)])
+    with pytest.raises(ValueError, match="no common ancestor"):
+        lineage.staleness(0, Position(1, 0))
+
+
+def test_a_group_is_as_stale_as_its_oldest_token() -> None:
+    def rollout(*spans: VersionSpan) -> Rollout:
+        tokens = spans[-1].end
+        return Rollout(
+            Packed.of([1], "int32"),
+            Packed.of([1] * tokens, "int32"),
+            Packed.of([0.0] * tokens, "float32"),
+            Packed.of([1] * tokens, "uint8"),
+            spans,
+            "stop",
+            1.0,
+            0,
+        )
+
+    group = RolloutGroup(
+        0,
+        0,
+        "p",
+        0,
+        (rollout(VersionSpan(4, 0, 3)), rollout(VersionSpan(2, 0, 1), VersionSpan(3, 1, 4))),
+    )
+    assert group.versions == (2, 3, 4)
+    assert line(6).group_staleness(group, Position(5, 5)) == 3
