@@ -1,0 +1,84 @@
+"""Digests of what travels: xxh3-128 for each bucket, and one over all of them. Pure, without torch.
+
+Consumes bytes, produces digests and the trailer that carries them behind the buckets. Waits for
+nothing. xxh3 finds faults, not forgers: who may connect is the store's and the mailboxes' matter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import xxhash
+
+from ratchet.errors import WeightsMismatch
+from ratchet.types import TensorSlot, WeightManifest
+
+DIGEST_BYTES: Final = 16
+_HEADER: Final = struct.Struct("<qq")
+"""term, version: bytes that a broken group kept from an earlier transfer must not pass."""
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """Return the digest of one contiguous piece; releases the GIL."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def digest_parts(
+    slots: Sequence[TensorSlot], parts: Iterable[bytes | memoryview], num_bytes: int
+) -> bytes:
+    """Return the digest that a bucket has with these values in its slots, without packing it.
+
+    Args:
+        slots: the slots of the bucket, by offset.
+        parts: the bytes of each slot.
+        num_bytes: the size of the bucket.
+    """
+    hasher = xxhash.xxh3_128()
+    end = 0
+    for slot, part in zip(slots, parts, strict=True):
+        hasher.update(bytes(slot.offset - end))
+        hasher.update(part)
+        end = slot.offset + slot.num_bytes
+    hasher.update(bytes(num_bytes - end))
+    return hasher.digest()
+
+
+def whole_digest(digests: Sequence[bytes]) -> str:
+    """Return the digest of a version, in hex: over the digests of its buckets, in order."""
+    return xxhash.xxh3_128_hexdigest(b"".join(digests))
+
+
+def trailer_bytes(manifest: WeightManifest) -> int:
+    """Return the size of the trailer."""
+    return _HEADER.size + DIGEST_BYTES * len(manifest.bucket_bytes)
+
+
+def make_trailer(manifest: WeightManifest, digests: Sequence[bytes]) -> bytes:
+    """Return what follows the last bucket."""
+    return _HEADER.pack(manifest.term, manifest.version) + b"".join(digests)
+
+
+def check_trailer(manifest: WeightManifest, trailer: bytes, digests: Sequence[bytes]) -> None:
+    """Compare the digests of what arrived with those of what was sent.
+
+    Raises:
+        WeightsMismatch: if they differ; the text names the bucket and its parameters.
+    """
+    term, version = _HEADER.unpack_from(trailer)
+    if (term, version) != (manifest.term, manifest.version):
+        msg = (
+            f"version {manifest.version} of term {manifest.term} was announced, and version"
+            f" {version} of term {term} arrived"
+        )
+        raise WeightsMismatch(msg)
+    for bucket, digest in enumerate(digests):
+        start = _HEADER.size + bucket * DIGEST_BYTES
+        if digest != trailer[start : start + DIGEST_BYTES]:
+            names = [slot.name for slot in manifest.slots if slot.bucket == bucket]
+            msg = (
+                f"bucket {bucket} of {len(digests)} ({names[0]} ... {names[-1]}) of version"
+                f" {manifest.version} was damaged on the way"
+            )
+            raise WeightsMismatch(msg)

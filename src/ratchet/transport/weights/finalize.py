@@ -1,0 +1,209 @@
+"""From bytes that arrived to a version that generates: one function for every transport.
+
+Consumes the buckets and the trailer that a transport hands over, produces a stamped engine. Waits
+for arrivals, unblocked by the transport, and for the engine. The order is pause, write, verify,
+stamp, resume. The pause begins when everything is here, or as much as the staging memory takes: a
+model of at most two buckets is verified before the engine is touched at all. A failure before the
+first write leaves the engine with its old version, a later one leaves it quarantined; either way it
+is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from ratchet.errors import WeightsMismatch
+from ratchet.transport.weights.base import LoadReport, WeightSink
+from ratchet.transport.weights.buckets import host_bytes, slot_bytes, view
+from ratchet.transport.weights.digest import check_trailer, digest_of, digest_parts, whole_digest
+from ratchet.transport.weights.plan import slots_by_bucket
+from ratchet.types import PauseMode, TensorSlot, WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+NUM_STAGING: Final = 2
+"""Buckets that an engine's end holds at once."""
+
+
+class Arrived(NamedTuple):
+    """A bucket in staging memory."""
+
+    bucket: torch.Tensor
+    """uint8; belongs to the load until it is released"""
+    digest: bytes
+    slot_digests: tuple[bytes, ...]
+    """one per slot, to name a parameter by; empty where nothing is read back"""
+
+    @classmethod
+    def inspect(cls, bucket: torch.Tensor, slots: Sequence[TensorSlot], *, each: bool) -> Arrived:
+        """Compute the digests; takes a while for a large bucket, so not on the event loop."""
+        data = host_bytes(bucket)
+        parts = slot_bytes(data, slots) if each else ()
+        return cls(bucket, digest_of(data), tuple(map(digest_of, parts)))
+
+
+class Arrivals(Protocol):
+    """What a transport hands over. At most `NUM_STAGING` buckets are out at once."""
+
+    async def bucket(self) -> Arrived:
+        """Return the next bucket.
+
+        Raises:
+            TransferFailed: if there will be none.
+        """
+        ...
+
+    async def trailer(self) -> bytes:
+        """Return what follows the last bucket.
+
+        Raises:
+            TransferFailed: if there will be none.
+        """
+        ...
+
+    def release(self, arrived: Arrived) -> None:
+        """Give staging memory back for a bucket to come."""
+        ...
+
+
+async def finalize(
+    manifest: WeightManifest,
+    owners: Mapping[str, tuple[str, ...]],
+    arrivals: Arrivals,
+    sink: WeightSink,
+    mode: PauseMode,
+    *,
+    verify: bool,
+    commit: Callable[[], None],
+) -> LoadReport:
+    """Take one version into an engine.
+
+    Args:
+        manifest: the plan of the transfer.
+        owners: what `plan.check_specs` returned for this engine.
+        arrivals: the buckets, in order.
+        sink: the engine.
+        mode: how it pauses.
+        verify: read the engine's own parameters back and compare them with what was sent.
+        commit: called once, right before the stamp. The transport raises here if the transfer was
+            given up meanwhile, and from here on lets the load run to its end.
+
+    Raises:
+        TransferFailed: from the arrivals or from `commit`.
+        WeightsMismatch: if what arrived, or what the engine holds, is not what was sent.
+    """
+    return await _Load(manifest, owners, arrivals, sink).run(mode, verify=verify, commit=commit)
+
+
+class _Load:
+    """One run of `finalize`."""
+
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        owners: Mapping[str, tuple[str, ...]],
+        arrivals: Arrivals,
+        sink: WeightSink,
+    ) -> None:
+        self._manifest = manifest
+        self._buckets = slots_by_bucket(manifest)
+        self._owners = owners
+        self._arrivals = arrivals
+        self._sink = sink
+        self._staged: deque[Arrived] = deque()
+        self._digests: list[bytes] = []
+        self._slot_digests: list[tuple[bytes, ...]] = []
+        self._move_s = 0.0
+
+    async def run(self, mode: PauseMode, *, verify: bool, commit: Callable[[], None]) -> LoadReport:
+        start = perf_counter()
+        await self._stage(NUM_STAGING)
+        pause = perf_counter()
+        try:
+            await self._sink.pause(mode)
+            for slots in self._buckets:
+                if not self._staged:
+                    await self._stage(1)
+                await self._write(slots)
+            if verify:
+                await self._verify()
+            commit()
+            await self._sink.stamp(self._manifest.version)
+        finally:
+            await _resume(self._sink)
+        end = perf_counter()
+        return LoadReport(
+            digest=whole_digest(self._digests),
+            move_s=self._move_s,
+            load_s=end - start - self._move_s,
+            paused_s=end - pause,
+        )
+
+    async def _stage(self, limit: int) -> None:
+        """Wait for up to `limit` more buckets; with the last one comes the trailer, checked
+        here.
+        """
+        start = perf_counter()
+        for _ in range(min(limit, len(self._buckets) - len(self._digests))):
+            arrived = await self._arrivals.bucket()
+            self._staged.append(arrived)
+            self._digests.append(arrived.digest)
+            self._slot_digests.append(arrived.slot_digests)
+        if len(self._digests) == len(self._buckets):
+            check_trailer(self._manifest, await self._arrivals.trailer(), self._digests)
+        self._move_s += perf_counter() - start
+
+    async def _write(self, slots: Sequence[TensorSlot]) -> None:
+        arrived = self._staged.popleft()
+        await self._sink.write(
+            {name: view(arrived.bucket, slot) for slot in slots for name in self._owners[slot.name]}
+        )
+        self._arrivals.release(arrived)
+
+    async def _verify(self) -> None:
+        """Read the engine's parameters back, tied and untied, and compare them with what was
+        sent.
+        """
+        for index, slots in enumerate(self._buckets):
+            names = [self._owners[slot.name][0] for slot in slots]
+            tensors = await self._sink.read(names)
+            await asyncio.to_thread(self._compare, index, names, tensors)
+            copies = [
+                (name, place)
+                for place, slot in enumerate(slots)
+                for name in self._owners[slot.name][1:]
+            ]
+            tensors = await self._sink.read([name for name, _ in copies]) if copies else ()
+            for (name, place), tensor in zip(copies, tensors, strict=True):
+                if digest_of(host_bytes(tensor)) != self._slot_digests[index][place]:
+                    raise self._differs(name)
+
+    def _compare(self, index: int, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+        parts = list(map(host_bytes, tensors))
+        size = self._manifest.bucket_bytes[index]
+        if digest_parts(self._buckets[index], parts, size) == self._digests[index]:
+            return
+        for name, part, expected in zip(names, parts, self._slot_digests[index], strict=True):
+            if digest_of(part) != expected:
+                raise self._differs(name)
+        msg = f"bucket {index} read back from the engine does not fit its slots"
+        raise WeightsMismatch(msg)
+
+    def _differs(self, name: str) -> WeightsMismatch:
+        return WeightsMismatch(
+            f"after loading version {self._manifest.version}, {name} at the engine is not what the"
+            " trainer sent"
+        )
+
+
+async def _resume(sink: WeightSink) -> None:
+    """Resume even if this task is cancelled meanwhile."""
+    resumed = asyncio.ensure_future(sink.resume())
+    await asyncio.shield(resumed)

@@ -1,0 +1,95 @@
+"""The buckets on their way from a transport's thread to the event loop.
+
+Consumes buckets from the thread, hands them to `finalize`. The loop waits for the next bucket,
+unblocked by the thread's put or its end; the thread waits for room in the staging memory, unblocked
+by a release, by `drain`, or by its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ratchet.errors import TransferFailed
+from ratchet.transport.weights.finalize import NUM_STAGING, Arrived
+from ratchet.types import TensorSlot
+
+if TYPE_CHECKING:
+    import torch
+
+    from ratchet.transport.weights.groups import Deadline
+
+
+class Inbox:
+    """The `Arrivals` of one transfer, made on the event loop."""
+
+    def __init__(self, buckets: Sequence[Sequence[TensorSlot]], *, each: bool) -> None:
+        self._buckets = buckets
+        self._each = each
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Arrived | bytes | BaseException] = asyncio.Queue()
+        self._room = threading.Semaphore(NUM_STAGING)
+        self._drained = threading.Event()
+
+    # --- on the thread
+
+    def wait_for_room(self, deadline: Deadline) -> None:
+        """Wait until one of the staging buffers is free.
+
+        Raises:
+            TransferFailed: if the engine did not take the earlier buckets by the deadline.
+        """
+        if not self._room.acquire(timeout=deadline.left_s):
+            msg = f"the engine did not take the weights within {deadline.timeout_s:g} s"
+            raise TransferFailed(msg)
+
+    def put_bucket(self, index: int, bucket: torch.Tensor) -> None:
+        """Hand a bucket over, with its digests."""
+        if not self._drained.is_set():
+            self.put(Arrived.inspect(bucket, self._buckets[index], each=self._each))
+
+    def put(self, item: Arrived | bytes | BaseException) -> None:
+        """Hand something over."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    # --- on the event loop
+
+    async def bucket(self) -> Arrived:
+        """Return the next bucket."""
+        item = await self._next()
+        if not isinstance(item, Arrived):
+            msg = "the trailer came before the last bucket"
+            raise TransferFailed(msg)
+        return item
+
+    async def trailer(self) -> bytes:
+        """Return the trailer."""
+        item = await self._next()
+        if not isinstance(item, bytes):
+            msg = "a bucket came in the place of the trailer"
+            raise TransferFailed(msg)
+        return item
+
+    def release(self, arrived: Arrived) -> None:
+        """Give the oldest staging buffer back."""
+        del arrived
+        self._room.release()
+
+    def drain(self) -> None:
+        """Drop what is still to come; the thread goes on to the end of the transfer."""
+        self._drained.set()
+        self._room.release(len(self._buckets) + 1)
+
+    def ended(self, taken: asyncio.Future[None]) -> None:
+        """Pass the thread's error on, if it ended with one."""
+        error = None if taken.cancelled() else taken.exception()
+        if error is not None:
+            self._items.put_nowait(error)
+
+    async def _next(self) -> Arrived | bytes:
+        item = await self._items.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item

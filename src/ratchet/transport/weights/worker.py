@@ -1,0 +1,61 @@
+"""A daemon thread for blocking calls, so that they never run on the event loop.
+
+Consumes calls, runs them one after another, produces futures. A call that is stuck can be left
+behind: the thread ends with it, and does not keep the process alive, as the threads of an executor
+would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One thread, started with the first call, stopped by `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a call after the earlier ones; cancelling the future does not stop a call that has
+        begun.
+        """
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+                future.set_exception(error)
+
+        self._put(job)
+        return asyncio.wrap_future(future)
+
+    def stop(self, last: Callable[[], object]) -> None:
+        """Run `last` after what is queued, then end the thread. Returns at once."""
+        if self._thread is None:
+            return
+        self._put(last)
+        self._put(None)
+
+    def _put(self, call: Callable[[], object] | None) -> None:
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # or the last call would keep its tensors and its group alive
