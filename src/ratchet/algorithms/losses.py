@@ -43,7 +43,7 @@ class LossOutput(NamedTuple):
     """Sums and maxima over the tokens given, so that parts of a batch can be put together."""
 
     total: Tensor
-    """scalar to differentiate, summed over the trained tokens"""
+    """scalar to differentiate, summed over the trained tokens; its mean is reported as `loss`"""
     sums: Mapping[str, Tensor]
     """metric -> sum over the trained tokens; reported as a mean"""
     maxima: Mapping[str, Tensor]
@@ -57,8 +57,8 @@ class GrpoLoss:
     """GRPO's token objective, with the ratio taken against the policy that sampled each token.
 
     With r = exp(trainer - behavior), the gradient of a token is min(r, importance_cap) x advantage
-    x grad log p, the truncated importance weight (arXiv:1802.01561, arXiv:2505.24034); it is 0 where
-    the policy has already moved out of [1 - clip_low, 1 + clip_high] in the direction of the
+    x grad log p: the truncated importance weight (arXiv:1802.01561, arXiv:2505.24034). It is 0
+    where the policy has already moved out of [1 - clip_low, 1 + clip_high] in the direction of the
     advantage (PPO, arXiv:1707.06347; clip-higher and the mean over tokens, arXiv:2503.14476). On
     policy, r is 1 and this is the plain policy gradient.
     """
@@ -91,7 +91,6 @@ class GrpoLoss:
         return LossOutput(
             total,
             sums={
-                "loss": total.detach(),
                 "entropy": entropy.detach(),
                 "importance_ratio_mean": torch.where(mask, ratio, zero).sum(),
                 "clip_low_share": clipped_low.sum(),
@@ -107,4 +106,4 @@ def sft_loss(inputs: LossInputs) -> LossOutput:
     """Return the summed cross-entropy of the trained tokens."""
     zero = inputs.trainer_logprobs.new_zeros(())
     total = -torch.where(inputs.loss_mask, inputs.trainer_logprobs, zero).sum()
-    return LossOutput(total, sums={"loss": total.detach()}, maxima={})
+    return LossOutput(total, sums={}, maxima={})

@@ -1,0 +1,181 @@
+"""The model in training: what the training backend does on its torch thread.
+
+Consumes a model directory and rows, produces gradients, steps and weights; waits for nothing but
+the other ranks. Plain blocking calls, one after another: `fsdp.py` gives them their thread.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ratchet.algorithms.losses import Loss, sft_loss
+from ratchet.algorithms.packing import Row
+from ratchet.backends.models import load_model, load_tokenizer, save_model_directory
+from ratchet.backends.training.base import GradientReport, StepReport
+from ratchet.backends.training.gradients import GradientPass
+from ratchet.backends.training.optimizer import Optimizer
+from ratchet.backends.training.sharding import current_ranks, shard, whole
+from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
+from ratchet.config import Config
+from ratchet.errors import RunFailed
+from ratchet.transport.weights.base import TensorSpec
+from ratchet.types import Prompt
+
+
+class Learner:
+    """One model and its optimiser, from load to export."""
+
+    def __init__(self, model_dir: Path, config: Config, device_name: str | None) -> None:
+        self.ranks = current_ranks()
+        self._config = config
+        device = _device(device_name, self.ranks.rank)
+        self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_dir)
+        model = load_model(model_dir, config.model.dtype)
+        self._model: PreTrainedModel = model.to(device)
+        shard(self._model, self.ranks, device)
+        self._tensors = self._model.state_dict(keep_vars=True)
+        self.specs = tuple(_specs(self._tensors))
+        self._optimizer = self._trainer_optimizer()
+        self._passes = GradientPass(
+            self._model,
+            device=device,
+            ranks=self.ranks,
+            max_tokens=config.trainer.micro_batch_tokens,
+            temperature=config.rollout.temperature,
+            entropy_gradient=config.algorithm.entropy_coef != 0.0,
+        )
+        self._pending: float | None = None
+        """norm of the gradients that wait for a step; NaN if the loss was not finite"""
+
+    def forward_backward(self, rows: Sequence[Row], loss: Loss) -> GradientReport:
+        """Leave the gradients of the mean loss on the model."""
+        self._check_none_pending()
+        if not rows:
+            msg = "a batch has at least one group"
+            raise ValueError(msg)
+        try:
+            metrics = self._passes.run(rows, loss)
+        except BaseException:
+            self.skip_step()  # drops the gradients of the micro-batches before the failure
+            raise
+        norm = self._optimizer.gather_gradients()
+        self._pending = norm if math.isfinite(metrics["loss"]) else math.nan
+        return GradientReport(math.isfinite(self._pending), metrics)
+
+    def optimizer_step(self) -> StepReport:
+        """Apply the gradients that wait, or refuse them."""
+        if self._pending is None:
+            msg = "there are no gradients: call forward_backward first"
+            raise RuntimeError(msg)
+        norm, self._pending = self._pending, None
+        lr = self._optimizer.next_lr
+        applied = self._optimizer.step(norm)
+        return StepReport(applied, {"grad_norm": norm, "lr": lr})
+
+    def skip_step(self) -> None:
+        """Throw the gradients away."""
+        self._pending = None
+        self._optimizer.drop_gradients()
+
+    def begin_warm_start(self, prompts: Sequence[Prompt]) -> Iterator[list[Row]]:
+        """Change to the optimiser of the warm start; return an endless stream of batches."""
+        self._check_none_pending()
+        settings = self._config.warm_start
+        chat_template = self._config.model.chat_template
+        rows = reference_rows(prompts, self._tokenizer, chat_template=chat_template)
+        self._optimizer = self._make_optimizer(settings.lr, settings.lr_warmup_steps)
+        return shuffled_batches(rows, settings.batch_size, self._config.seed)
+
+    def warm_start_step(self, rows: Sequence[Row], step: int) -> Mapping[str, float]:
+        """Take one SFT step; return its metrics."""
+        gradients = self.forward_backward(rows, sft_loss)
+        report = self.optimizer_step()
+        if not report.applied:
+            msg = (
+                f"warm start: step {step} is not finite (loss {gradients.metrics['loss']}, gradient"
+                f" norm {report.metrics['grad_norm']}); use a smaller warm_start.lr than"
+                f" {self._config.warm_start.lr}"
+            )
+            raise RunFailed(msg)
+        return gradients.metrics
+
+    def end_warm_start(self) -> None:
+        """Change to a fresh optimiser for the training that follows."""
+        self.skip_step()
+        self._optimizer = self._trainer_optimizer()
+
+    def read(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """Return the full tensors, detached."""
+        return [whole(self._tensors[name]) for name in names]
+
+    def export(self, path: Path) -> None:
+        """Write a directory that appears whole or not at all; rank 0 writes."""
+        if path.exists():
+            msg = f"{path} is there already"
+            raise FileExistsError(msg)
+        model = self._plain_model()
+        if self.ranks.rank:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        try:
+            save_model_directory(model, self._tokenizer, temporary)
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _check_none_pending(self) -> None:
+        if self._pending is not None:
+            msg = "gradients are waiting: call optimizer_step or skip_step first"
+            raise RuntimeError(msg)
+
+    def _trainer_optimizer(self) -> Optimizer:
+        trainer = self._config.trainer
+        return self._make_optimizer(trainer.lr, trainer.lr_warmup_steps)
+
+    def _make_optimizer(self, lr: float, warmup_steps: int) -> Optimizer:
+        trainer = self._config.trainer
+        return Optimizer(
+            self._model.parameters(),
+            lr=lr,
+            warmup_steps=warmup_steps,
+            betas=trainer.betas,
+            weight_decay=trainer.weight_decay,
+            max_grad_norm=trainer.max_grad_norm,
+        )
+
+    def _plain_model(self) -> PreTrainedModel:
+        """Return the model, or an unsharded copy of it on the CPU."""
+        if self.ranks.size == 1:
+            return self._model
+        values = {name: whole(tensor).cpu() for name, tensor in self._tensors.items()}
+        dtype = getattr(torch, self._config.model.dtype)
+        model = AutoModelForCausalLM.from_config(self._model.config, dtype=dtype)
+        model.load_state_dict(values)
+        return model
+
+
+def _device(name: str | None, rank: int) -> torch.device:
+    if name is None:
+        name = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _specs(tensors: Mapping[str, torch.Tensor]) -> Iterator[TensorSpec]:
+    first_names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first = first_names.setdefault(id(tensor), name)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        alias_of = None if first == name else first
+        yield TensorSpec(name, dtype, tuple(tensor.shape), alias_of)
