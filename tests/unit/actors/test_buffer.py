@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.helpers.actors import make_system
+from tests.helpers.config import small_config
+from tests.helpers.refs import RecordedDirectory, RecordedRef
+from tests.simulation.loop import run_virtual
+
+from ratchet.actors.buffer import BufferActor
+from ratchet.messages import (
+    BatchReady,
+    ClaimPrompts,
+    DescribeLineage,
+    GroupFailed,
+    GroupFinished,
+    LineageDescribed,
+    Message,
+    PromptsClaimed,
+    RegisterRole,
+    RequestBatch,
+    RoleLeft,
+    RoleRegistered,
+    StepTrained,
+    VersionUpdated,
+)
+from ratchet.storage.ledger import GroupLedger
+from ratchet.types import (
+    Assignment,
+    Packed,
+    Prompt,
+    RoleInfo,
+    Rollout,
+    RolloutGroup,
+    RolloutStats,
+    VersionRecord,
+    VersionSpan,
+)
+
+WORKER = RoleInfo("rollout", "rollout-0", "w1")
+LEASE_S = 10.0
+
+
+def record(version: int, step: int | None = None, parent: int | None = None) -> VersionRecord:
+    if parent is None and version > 0:
+        parent = version - 1
+    return VersionRecord(version, 1, version if step is None else step, parent, "live", "d")
+
+
+class World:
+    """A buffer, and the others as recorders."""
+
+    def __init__(self, *, versions: int = 1, num_prompts: int = 100, **sections: Any) -> None:
+        buffer = {"batch_groups": 2, "lease_s": LEASE_S, "max_staleness": 1}
+        sections["buffer"] = buffer | sections.get("buffer", {})
+        sections["rollout"] = {"max_tokens": 5, "group_size": 2, "group_timeout_s": LEASE_S}
+        self.config = small_config(**sections)
+        self.others = RecordedDirectory()
+        self.records = [record(v) for v in range(versions)]
+        registry = self.others.ref("registry")
+        registry.answer = self._registry
+        self.system = make_system(remote=self.others)
+        self.ledger = GroupLedger.open(None)
+        self.ref = BufferActor.start(
+            self.system,
+            RoleInfo("buffer", "buffer", "b1"),
+            config=self.config,
+            prompts=[Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
+            ledger=self.ledger,
+        )
+
+    def _registry(self, message: Message) -> Message:
+        if isinstance(message, RegisterRole):
+            return RoleRegistered((), tuple(self.records))
+        assert isinstance(message, DescribeLineage)
+        known = {r.version: r for r in self.records}
+        return LineageDescribed(tuple(known[v] for v in message.versions if v in known))
+
+    @property
+    def worker(self) -> RecordedRef:
+        return self.others.ref("rollout-0")
+
+    @property
+    def trainer(self) -> RecordedRef:
+        return self.others.ref("trainer-0")
+
+    async def tell(self, *messages: Message) -> None:
+        for message in messages:
+            self.ref.tell(message)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def claim(self, credit: int) -> list[Assignment]:
+        seen = len(self.assignments)
+        await self.tell(ClaimPrompts("rollout-0", "w1", credit))
+        return self.assignments[seen:]
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        return [a for m in self.worker.of(PromptsClaimed) for a in m.assignments]
+
+    @property
+    def batches(self) -> list[BatchReady]:
+        return self.trainer.of(BatchReady)
+
+    async def finish(self, assignment: Assignment, version: int = 0, **kwargs: Any) -> None:
+        await self.tell(finished(assignment, version, **kwargs))
+
+    async def request(self, version: int = 0, step: int | None = None, term: int = 1) -> None:
+        step = version if step is None else step
+        await self.tell(RequestBatch("trainer-0", term, version, step))
+
+
+def finished(
+    assignment: Assignment, version: int, rewards: tuple[float, ...] = (0.0, 1.0)
+) -> GroupFinished:
+    def rollout(reward: float) -> Rollout:
+        return Rollout(
+            Packed.of([3], "int32"),
+            Packed.of([4, 1], "int32"),
+            Packed.of([-1.0, -1.0], "float32"),
+            Packed.of([1, 1], "uint8"),
+            (VersionSpan(version, 0, 2),),
+            "stop",
+            reward,
+            0,
+        )
+
+    group = RolloutGroup(
+        assignment.group_id,
+        assignment.attempt,
+        assignment.prompt.prompt_id,
+        assignment.epoch,
+        tuple(rollout(reward) for reward in rewards),
+    )
+    return GroupFinished("rollout-0", "w1", group, RolloutStats("rollout-0", "w1"))
+
+
+def failed(assignment: Assignment, reason: str = "reward") -> GroupFailed:
+    stats = RolloutStats("rollout-0", "w1")
+    return GroupFailed(
+        "rollout-0", "w1", assignment.group_id, assignment.attempt, reason, "why", stats
+    )
+
+
+def scenario(body: Callable[[World], Awaitable[None]], **kwargs: Any) -> None:
+    async def main() -> None:
+        world = World(**kwargs)
+        await world.settle()
+        await body(world)
+        assert world.ref.is_alive(), world.system.log.events
+        await world.ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def ids(ready: BatchReady) -> list[int]:
+    return [group.group_id for group in ready.batch.groups]
+
+
+def test_prompts_go_out_up_to_credit_and_capacity() -> None:
+    async def body(world: World) -> None:
+        assert len(await world.claim(3)) == 3
+        assert len(await world.claim(10)) == 1  # capacity 2 x 2
+        assert [a.group_id for a in world.assignments] == [0, 1, 2, 3]
+        assert all(a.lease_s == LEASE_S and a.group_size == 2 for a in world.assignments)
+
+    scenario(body)
+
+
+def test_a_batch_is_first_in_first_out_by_finish_and_frees_its_room() -> None:
+    async def body(world: World) -> None:
+        a, b, c, d = await world.claim(10)
+        for assignment in (d, b, a):
+            await world.finish(assignment)
+        assert world.batches == []
+        assert len(world.assignments) == 4
+        await world.request()
+        (ready,) = world.batches
+        assert ids(ready) == [3, 1]
+        assert (ready.batch.step, ready.term) == (1, 1)
+        assert ready.stats.queue_groups == 1
+        assert len(world.assignments) == 6
+        await world.finish(c)
+        assert world.ledger.counts()["batched"] == 2
+
+    scenario(body)
+
+
+def test_a_request_waits_for_the_last_finish() -> None:
+    async def body(world: World) -> None:
+        a, b, *_ = await world.claim(4)
+        await world.request()
+        await world.finish(a)
+        assert world.batches == []
+        await world.finish(b)
+        assert ids(world.batches[0]) == [0, 1]
+
+    scenario(body)
+
+
+def test_the_same_request_gets_the_same_batch() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(4):
+            await world.finish(assignment)
+        await world.request()
+        await world.request()
+        first, again = world.batches
+        assert first == again
+        assert world.ledger.counts()["finished"] == 2
+
+    scenario(body)
+
+
+def test_stale_groups_are_dropped_at_get_and_counted() -> None:
+    async def body(world: World) -> None:
+        a, b, c, d = await world.claim(4)
+        await world.finish(a, version=0)
+        await world.finish(b, version=1)
+        await world.finish(c, version=2)
+        await world.request(version=2)  # staleness 2, 1 and 0; the bound is 1
+        (ready,) = world.batches
+        assert ids(ready) == [1, 2]
+        assert ready.stats.staleness == (1, 0)
+        assert ready.stats.dropped == {"stale": 1}
+        assert world.ledger.reasons() == {"stale": 1}
+        await world.finish(d, version=2)
+
+    scenario(body, versions=3)
+
+
+def test_a_step_taken_but_not_published_counts() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(4):
+            await world.finish(assignment, version=1)
+        await world.request(version=1, step=3)  # two steps ahead of the version
+        assert world.batches == []
+        assert world.ledger.reasons() == {"stale": 4}
+
+    scenario(body, versions=2)
+
+
+def test_stale_groups_leave_when_the_version_changes() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(10):
+            await world.finish(assignment, version=0)
+        assert len(world.assignments) == 4
+        await world.tell(VersionUpdated(record(1)))
+        assert len(world.assignments) == 4
+        await world.tell(VersionUpdated(record(2)))
+        assert len(world.assignments) == 8
+        assert world.ledger.reasons() == {"stale": 4}
+
+    scenario(body)
+
+
+def test_a_version_never_heard_of_is_asked_for_before_it_is_judged() -> None:
+    async def body(world: World) -> None:
+        world.records += [record(1), record(2)]  # reserved; their events have not arrived
+        a, b, *_ = await world.claim(4)
+        await world.finish(a, version=2)
+        await world.finish(b, version=2)
+        await world.request(version=2)
+        assert ids(world.batches[0]) == [0, 1]
+        asked = world.others.ref("registry").of(DescribeLineage)
+        assert sorted(v for m in asked for v in m.versions) == [1, 2]
+
+    scenario(body)
+
+
+def test_a_version_that_was_never_reserved_stops_the_buffer() -> None:
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        (a,) = await world.claim(1)
+        await world.finish(a, version=9)
+        await world.settle()
+        assert not world.ref.is_alive()
+        (failure,) = world.system.log.named("actor_failed")
+        assert "never reserved" in failure["reason"]
+
+    run_virtual(main())
+
+
+def test_failures_are_dropped_or_retried_within_their_budget() -> None:
+    async def drop(world: World) -> None:
+        (a,) = await world.claim(1)
+        await world.tell(failed(a))
+        assert world.ledger.reasons() == {"reward": 1}
+
+    async def retry(world: World) -> None:
+        (a,) = await world.claim(1)
+        await world.tell(failed(a))
+        (again,) = await world.claim(2)
+        assert (again.group_id, again.attempt, again.prompt) == (0, 1, a.prompt)
+        await world.tell(failed(again))
+        assert world.ledger.reasons() == {"reward": 1}
+        (other,) = await world.claim(3)
+        assert other.group_id == 1
+
+    scenario(drop)
+    scenario(retry, buffer={"unused": "retry", "max_retries": 1})
+
+
+def test_a_group_without_spread_is_filtered_not_retried() -> None:
+    async def body(world: World) -> None:
+        a, b = await world.claim(2)
+        await world.finish(a, rewards=(1.0, 1.0))
+        await world.finish(b)
+        assert world.ledger.reasons() == {"zero_spread": 1}
+
+    scenario(body, buffer={"drop_zero_spread": True, "unused": "retry"})
+
+
+def test_a_lease_ends_and_the_prompt_is_issued_again() -> None:
+    async def body(world: World) -> None:
+        a, b = await world.claim(2)
+        await asyncio.sleep(LEASE_S / 2)
+        (c,) = await world.claim(3)
+        await world.finish(b)
+        await asyncio.sleep(LEASE_S / 2 + 1)
+        (again,) = await world.claim(4)
+        assert (again.group_id, again.attempt) == (a.group_id, 1)
+        assert [e["group"] for e in world.system.log.named("lease_expired")] == [a.group_id]
+        await world.finish(a)  # too late: its second attempt is under way
+        assert world.system.log.named("late_finish")[0]["attempt"] == 0
+        await world.finish(again)
+        await world.finish(c)
+        await world.request()
+        assert ids(world.batches[0]) == [b.group_id, again.group_id]
+        assert world.batches[0].stats.leases_expired == 1
+
+    scenario(body)
+
+
+def test_a_worker_that_dies_loses_its_leases_at_once() -> None:
+    async def body(world: World) -> None:
+        first = await world.claim(3)
+        await world.finish(first[0])
+        await world.tell(RoleLeft(WORKER, "killed"))
+        assert [e["group"] for e in world.system.log.named("lease_ended")] == [1, 2]
+        await world.tell(ClaimPrompts("rollout-0", "w2", 2))
+        last = world.worker.of(PromptsClaimed)[-1]
+        assert last.incarnation == "w2"
+        assert [(a.group_id, a.attempt) for a in last.assignments] == [(1, 1), (2, 1)]
+
+    scenario(body)
+
+
+def test_a_prompt_that_kills_its_workers_is_given_up() -> None:
+    async def body(world: World) -> None:
+        for life in range(3):
+            await world.tell(ClaimPrompts("rollout-0", f"w{life}", 1))
+            await world.tell(RoleLeft(RoleInfo("rollout", "rollout-0", f"w{life}"), "killed"))
+        assert world.ledger.reasons() == {"worker_died": 1}
+
+    scenario(body, buffer={"max_reissues": 2})
+
+
+def test_trained_and_rejected_groups_are_accounted_for() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(2):
+            await world.finish(assignment)
+        await world.request()
+        await world.tell(StepTrained(1, 1, (0,), {1: "stale"}))
+        counts = world.ledger.counts()
+        assert (counts["trained"], counts["dropped"]) == (1, 1)
+
+    scenario(body)
+
+
+def test_an_older_trainer_is_fenced_and_a_newer_one_takes_over() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(4):
+            await world.finish(assignment)
+        await world.request(term=2)
+        await world.request(term=1)
+        assert len(world.batches) == 1
+        await world.tell(StepTrained(1, 1, (0, 1), {}))  # the zombie's
+        assert world.ledger.counts()["trained"] == 0
+        await world.request(term=3)
+        assert ids(world.batches[1]) == [2, 3]
+        (again, other) = await world.claim(6)
+        assert [(a.group_id, a.attempt) for a in (again, other)] == [(0, 1), (1, 1)]
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_fewer_prompts_than_a_batch_come_again_in_the_next_epoch(num_prompts: int) -> None:
+    async def body(world: World) -> None:
+        assignments = await world.claim(4)
+        assert [a.epoch for a in assignments] == [i // num_prompts for i in range(4)]
+
+    scenario(body, num_prompts=num_prompts)
+
+
+def test_the_synchronous_baseline_waits_for_the_new_version() -> None:
+    async def body(world: World) -> None:
+        a, b = await world.claim(10)  # one batch of room, whatever the factor
+        await world.finish(a)
+        await world.finish(b)
+        await world.request()
+        await world.tell(StepTrained(1, 1, (0, 1), {}))
+        assert len(world.assignments) == 2
+        await world.tell(VersionUpdated(record(1)))
+        assert len(world.assignments) == 4
+
+    scenario(body, trainer={"num_steps": 3, "synchronous": True})
+
+
+def test_conservation_holds_in_the_ledger() -> None:
+    async def body(world: World) -> None:
+        a, b, c, _ = await world.claim(4)
+        await world.finish(a)
+        await world.finish(b)
+        await world.tell(failed(c))
+        await world.request()
+        await world.tell(StepTrained(1, 1, (0, 1), {}))
+        counts = world.ledger.counts()
+        assert sum(counts.values()) == 4 + len(world.assignments) - 4
+        assert counts["trained"] == 2
+        assert counts["dropped"] == 1
+
+    scenario(body)
