@@ -32,6 +32,7 @@ LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 """Ascending."""
 
 REDACTED: Final = "[redacted]"
+MAX_DEPTH: Final = 16
 _SECRET: Final = re.compile(
     r"(?:^|_)(?:key|keys|apikey|token|secrets?|passwords?|passwd|passphrase|authorization"
     r"|credentials?|cookies?)(?:_|$)"
@@ -122,24 +123,28 @@ def _writes_to_the_terminal(handler: logging.Handler) -> bool:
     )
 
 
-def redact(fields: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a copy in which texts named like a secret are replaced, at any depth."""
+def redact(fields: Mapping[Any, Any], depth: int = 0) -> dict[Any, Any]:
+    """Return a copy in which texts named like a secret are replaced, at any depth down to
+    `MAX_DEPTH`; what lies deeper is left out.
+    """
     return {
         name: REDACTED
         if type(value) in _TEXTS and _is_secret(str(name))
-        else (value if type(value) in _PLAIN else _redact_value(value))
+        else (value if type(value) in _PLAIN else _redact_value(value, depth + 1))
         for name, value in fields.items()
     }
 
 
-def _redact_value(value: Any) -> Any:
+def _redact_value(value: Any, depth: int) -> Any:
     if isinstance(value, msgspec.Struct):
-        return redact(msgspec.structs.asdict(value))
+        value = msgspec.structs.asdict(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth > MAX_DEPTH:
+        return f"[deeper than {MAX_DEPTH}]"
     if isinstance(value, Mapping):
-        return redact(value)
-    if isinstance(value, list | tuple):
-        return [_redact_value(item) for item in value]
-    return value
+        return redact(value, depth)
+    return [_redact_value(item, depth + 1) for item in value]
 
 
 @lru_cache(maxsize=4096)
@@ -214,13 +219,24 @@ _STAMPED: Final = frozenset(("timestamp", "level"))
 _encoder: Final = msgspec.json.Encoder(enc_hook=repr)
 
 
+_UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
+
+
 def _encode(_logger: Any, _level: str, fields: MutableMapping[str, Any]) -> bytes:
     try:
         return _encoder.encode(fields) + b"\n"
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        # a log never fails for what it is given: what JSON cannot say is shown as Python does
-        plain = {ascii(name): ascii(value) for name, value in fields.items()}
+    except _UNENCODABLE:
+        plain = {ascii(name)[1:-1]: _sayable(value) for name, value in fields.items()}
         return _encoder.encode(plain) + b"\n"
+
+
+def _sayable(value: Any) -> Any:
+    # a log never fails for what it is given: what JSON cannot say is shown as Python does
+    try:
+        _encoder.encode(value)
+    except _UNENCODABLE:
+        return ascii(value)
+    return value
 
 
 class _Bridge(logging.Handler):
