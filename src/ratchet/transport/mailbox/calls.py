@@ -1,0 +1,114 @@
+"""What this node waits for from others: replies to its asks, and the end of actors it watches.
+
+Consumes answers, failures and verdicts; ends each ask once and tells each watcher once. Each wait
+is unblocked by the reply, by the end of the peer, or by its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from ratchet.errors import AskTimeout, RatchetError
+from ratchet.messages import Down, Message
+from ratchet.transport.mailbox.base import Recipient
+
+
+class Wait(NamedTuple):
+    """One row of the table that shows who waits for whom. Times are the loop's, in seconds."""
+
+    who: str
+    on: str
+    what: str
+    since: float
+    until: float
+
+
+@dataclass(slots=True)
+class _Asked:
+    future: asyncio.Future[Message]
+    timer: asyncio.TimerHandle
+    wait: Wait
+
+
+@dataclass(slots=True)
+class _Watched:
+    receiver: str
+    watcher: Recipient
+
+
+class Calls:
+    """Open asks and watches of one node, by id. Ids are never used twice."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._ids = count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._watched: dict[int, _Watched] = {}
+        self.num_late_replies = 0
+        """replies to asks that had ended, or had their reply already"""
+
+    def open_ask(
+        self, receiver: str, question: str, timeout: float
+    ) -> tuple[int, asyncio.Future[Message]]:
+        """Begin an ask; its future ends within `timeout` seconds."""
+        ask_id = next(self._ids)
+        now = self._loop.time()
+        future: asyncio.Future[Message] = self._loop.create_future()
+        timer = self._loop.call_later(timeout, self._on_timeout, ask_id, timeout)
+        wait = Wait(self._name, receiver, question, now, now + timeout)
+        self._asked[ask_id] = _Asked(future, timer, wait)
+        return ask_id, future
+
+    def _on_timeout(self, ask_id: int, timeout: float) -> None:
+        wait = self._asked[ask_id].wait
+        text = f"{wait.who} asked {wait.on} for {wait.what}; no reply within {timeout:g} s"
+        self.fail(ask_id, AskTimeout(text))
+
+    def _close_ask(self, ask_id: int) -> asyncio.Future[Message] | None:
+        """Return the future to be set, or None if nobody waits for it."""
+        asked = self._asked.pop(ask_id, None)
+        if asked is None:
+            self.num_late_replies += 1
+            return None
+        asked.timer.cancel()
+        return None if asked.future.done() else asked.future
+
+    def reply(self, ask_id: int, message: Message) -> None:
+        """End an ask with its reply; a late or second one is counted and ignored."""
+        future = self._close_ask(ask_id)
+        if future is not None:
+            future.set_result(message)
+
+    def fail(self, ask_id: int, error: RatchetError) -> None:
+        """End an ask with an error."""
+        future = self._close_ask(ask_id)
+        if future is not None:
+            future.set_exception(error)
+
+    def watch(self, receiver: str, watcher: Recipient) -> int:
+        """Begin a watch."""
+        watch_id = next(self._ids)
+        self._watched[watch_id] = _Watched(receiver, watcher)
+        return watch_id
+
+    def end_watch(self, watch_id: int, reason: str) -> None:
+        """Tell the watcher, if it has not been told."""
+        watched = self._watched.pop(watch_id, None)
+        if watched is not None:
+            watched.watcher.tell(Down(watched.receiver, reason))
+
+    def end_all(self, receiver: str, error: RatchetError) -> None:
+        """The receiver's process is gone: end every ask and every watch of it."""
+        for ask_id in [key for key, asked in self._asked.items() if asked.wait.on == receiver]:
+            self.fail(ask_id, type(error)(str(error)))
+        for watch_id in [key for key, each in self._watched.items() if each.receiver == receiver]:
+            self.end_watch(watch_id, str(error))
+
+    def waits(self) -> Iterator[Wait]:
+        """Yield every open ask."""
+        return (asked.wait for asked in self._asked.values())

@@ -1,0 +1,229 @@
+"""Hands what arrives to the actors of this process, and accounts for what cannot be handed on.
+
+Consumes envelopes, produces tells and asks of local refs, and their answers to the peer. Waits for
+nothing: an answer is sent when the actor's future is done, and the actor's own deadline ends that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from ratchet import errors
+from ratchet.errors import ActorDead, HandlerFailed, ProtocolError, RatchetError
+from ratchet.messages import Ask, Down, Message
+from ratchet.transport.mailbox.base import DeadLetters, Ref, Trace, current_trace
+from ratchet.transport.mailbox.calls import Calls
+from ratchet.transport.mailbox.codec import (
+    BULK,
+    CONTROL,
+    Answer,
+    Ended,
+    Envelope,
+    Failure,
+    Limits,
+    Request,
+    Tell,
+    Watch,
+    decode_body,
+    decode_envelope,
+    encode_body,
+)
+from ratchet.transport.mailbox.peer import Peer, SessionKey
+from ratchet.transport.mailbox.session import Item
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+class Dispatcher:
+    """The receiving half of a node."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        local: Callable[[str], Ref | None],
+        calls: Calls,
+        dead_letters: DeadLetters,
+        limits: Limits,
+    ) -> None:
+        self._name = name
+        self._local = local
+        self._calls = calls
+        self._dead_letters = dead_letters
+        self._limits = limits
+        self._answering: set[asyncio.Future[Any]] = set()
+
+    def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
+        """Handle envelopes in order."""
+        for envelope in envelopes:
+            match envelope:
+                case Tell():
+                    self._on_tell(envelope)
+                case Request():
+                    self._on_request(peer, envelope)
+                case Answer():
+                    self._on_answer(envelope)
+                case Failure():
+                    error = errors.from_wire(envelope.kind, envelope.text)
+                    self._calls.fail(envelope.ask_id, error)
+                case Watch():
+                    self._on_watch(peer, envelope)
+                case Ended():
+                    self._calls.end_watch(envelope.watch_id, envelope.reason)
+
+    def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
+        """Account for envelopes that did not reach `peer`."""
+        for item in items:
+            envelope = decode_envelope(item.body)
+            match envelope:
+                case Tell():
+                    self._bury(envelope, str(error))
+                case Request():  # its error is its account
+                    self._calls.fail(envelope.ask_id, type(error)(str(error)))
+                case Answer() | Failure():
+                    self._bury_answer(envelope, peer.name, str(error))
+                case Watch():
+                    self._calls.end_watch(envelope.watch_id, str(error))
+                case Ended():
+                    pass  # its watcher is told by the end of the link
+
+    def bury(self, receiver: str, message: Message, reason: str) -> None:
+        """Record a message of this node that will not be sent."""
+        self._dead_letters.record(
+            sender=self._name, receiver=receiver, message=message, reason=reason
+        )
+
+    def _bury(self, envelope: Tell, reason: str) -> None:
+        self._dead_letters.record(
+            sender=envelope.sender,
+            receiver=envelope.receiver,
+            message=self._readable(envelope),
+            reason=reason,
+        )
+
+    def _bury_answer(self, envelope: Answer | Failure, receiver: str, reason: str) -> None:
+        self._dead_letters.record(
+            sender=self._name,
+            receiver=receiver,
+            message=self._readable(envelope) if isinstance(envelope, Answer) else envelope,
+            reason=reason,
+        )
+
+    def _readable(self, envelope: Tell | Answer) -> Message | bytes:
+        """Return the message, or its bytes if it is none."""
+        try:
+            return decode_body(envelope.body, self._limits.depth)
+        except ProtocolError:
+            return bytes(envelope.body)
+
+    # --- what arrives
+
+    def _find(self, receiver: str) -> Ref:
+        actor = self._local(receiver)
+        if actor is None:
+            raise ActorDead(f"there is no actor {receiver} in the process of {self._name}")
+        return actor
+
+    def _on_tell(self, envelope: Tell) -> None:
+        try:
+            message = decode_body(envelope.body, self._limits.depth)
+            _hand(envelope, self._find(envelope.receiver).tell, message)
+        except RatchetError as error:
+            self._bury(envelope, str(error))
+
+    def _on_request(self, peer: Peer, envelope: Request) -> None:
+        try:
+            message = decode_body(envelope.body, self._limits.depth)
+            if not isinstance(message, Ask):
+                raise HandlerFailed(f"{type(message).__name__} is told, it has no reply")
+            ask = partial(
+                self._find(envelope.receiver).ask, block=False, timeout=envelope.timeout_s
+            )
+            reply = asyncio.ensure_future(_hand(envelope, ask, message))
+        except RatchetError as error:
+            peer.send(CONTROL, Failure(envelope.ask_id, *errors.to_wire(error)))
+            return
+        self._answering.add(reply)
+        reply.add_done_callback(partial(self._answer, peer, peer.session_key, envelope.ask_id))
+
+    def _answer(
+        self, peer: Peer, asked_in: SessionKey, ask_id: int, reply: asyncio.Future[Message]
+    ) -> None:
+        self._answering.discard(reply)
+        envelope = _to_envelope(ask_id, reply)
+        if peer.session_key != asked_in:
+            self._bury_answer(envelope, peer.name, f"the life of {peer.name} that asked is over")
+            return
+        # an answer follows on nothing but its question, so a long one may leave the control lane
+        long = isinstance(envelope, Answer) and len(envelope.body) > self._limits.fragment_bytes
+        peer.send(BULK if long else CONTROL, envelope)
+
+    def _on_answer(self, envelope: Answer) -> None:
+        try:
+            self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
+        except ProtocolError as error:
+            self._calls.fail(envelope.ask_id, error)
+
+    def _on_watch(self, peer: Peer, envelope: Watch) -> None:
+        actor = self._local(envelope.receiver)
+        if actor is None:
+            reason = f"there is no actor {envelope.receiver} in the process of {self._name}"
+            peer.send(CONTROL, Ended(envelope.watch_id, reason))
+        else:
+            actor.watch(_RemoteWatcher(peer, envelope.watch_id))
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for reply in tuple(self._answering):
+            reply.cancel()
+
+
+class _RemoteWatcher:
+    """Stands for a watcher on another node: passes its `Down` on."""
+
+    def __init__(self, peer: Peer, watch_id: int) -> None:
+        self._peer = peer
+        self._watched_in = peer.session_key
+        self._watch_id = watch_id
+
+    @property
+    def name(self) -> str:
+        return self._peer.name
+
+    def tell(self, message: Message) -> None:
+        if isinstance(message, Down) and self._peer.session_key == self._watched_in:
+            self._peer.send(CONTROL, Ended(self._watch_id, message.reason))
+
+
+def _hand(envelope: Tell | Request, act: Callable[[M], R], message: M) -> R:
+    """Act under the trace of the envelope. An actor's inbox should not raise; if it does, the
+    error stays with this message and does not take down the link.
+    """
+    trace = None
+    if envelope.trace_id is not None:
+        trace = Trace(envelope.trace_id, envelope.version)
+    token = current_trace.set(trace)
+    try:
+        return act(message)
+    except RatchetError:
+        raise
+    except Exception as error:
+        raise HandlerFailed(f"{type(error).__name__}: {error}") from error
+    finally:
+        current_trace.reset(token)
+
+
+def _to_envelope(ask_id: int, reply: asyncio.Future[Message]) -> Answer | Failure:
+    if reply.cancelled():
+        return Failure(ask_id, ActorDead.__name__, "the ask was cancelled where it was handled")
+    error = reply.exception()
+    if error is not None:
+        return Failure(ask_id, *errors.to_wire(error))
+    try:
+        return Answer(ask_id, encode_body(reply.result()))
+    except ProtocolError as problem:
+        return Failure(ask_id, *errors.to_wire(HandlerFailed(str(problem))))

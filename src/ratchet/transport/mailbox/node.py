@@ -1,0 +1,280 @@
+"""The endpoint of one process: its door for others, its links to them, and refs by name.
+
+Consumes connections and messages; produces refs. `start` binds the door; a link is opened by
+whoever needs it first and serves both directions. `stop` waits for what is queued, for as long as
+it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ratchet.errors import AuthFailed, ConfigError, RatchetError
+from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.base import DeadLetters, Ref
+from ratchet.transport.mailbox.calls import Calls, Wait
+from ratchet.transport.mailbox.codec import Envelope, Hello, Limits
+from ratchet.transport.mailbox.connection import Connection, Link
+from ratchet.transport.mailbox.dispatch import Dispatcher
+from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
+from ratchet.transport.mailbox.peer import Log, Peer
+from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
+from ratchet.transport.mailbox.session import Item, Session
+from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
+
+_MIN_KEY_BYTES: Final = 16
+_MAX_LOGGED: Final = 64
+_POLL_S: Final = 0.005
+
+
+class PeerStatus(NamedTuple):
+    """A link at one moment. A process may live while its loop does not respond: `connected` tells
+    the one, `silent_s` the other.
+    """
+
+    name: str
+    incarnation: str | None
+    connected: bool
+    silent_s: float
+    num_queued: int
+    num_in_flight: int
+    trouble: str | None
+
+
+class Node:
+    """Implements `Directory`.
+
+    Args:
+        name: of this node, and of the actor that this process hosts.
+        incarnation: differs each time the process starts.
+        address: where to listen.
+        key: secret of the run, at least 16 bytes; every node of a run has the same.
+        run_id: nodes of different runs do not talk to each other.
+        local: finds an actor of this process by name.
+        locate: tells where the node that hosts an actor listens; asked before each dial. A
+            `LookupError` or `OSError` means: not yet; it is asked again.
+        dead_letters: takes what cannot be delivered.
+        new_id: makes unique texts.
+        random_bytes: makes unpredictable bytes.
+        log: structured logger.
+        limits: sizes and times; the same on every node.
+        wire: the sockets.
+    """
+
+    def __init__(  # noqa: PLR0913 - everything from outside is injected, by keyword
+        self,
+        *,
+        name: str,
+        incarnation: str,
+        address: Address,
+        key: bytes,
+        run_id: str,
+        local: Callable[[str], Ref | None],
+        locate: Callable[[str], Address],
+        dead_letters: DeadLetters,
+        new_id: Callable[[], str],
+        random_bytes: Callable[[int], bytes],
+        log: Log,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        wire: Wire | None = None,
+    ) -> None:
+        if len(key) < _MIN_KEY_BYTES:
+            msg = (
+                f"the link key of {name} has {len(key)} bytes and needs {_MIN_KEY_BYTES}: "
+                "give every process of the run the same random key"
+            )
+            raise ConfigError(msg)
+        self.name = name
+        self.address = address
+        """where it listens; the real port once it has started"""
+        self.log = log
+        self._me = Identity(name, incarnation, run_id, key)
+        self._local = local
+        self._locate = locate
+        self._new_id = new_id
+        self._random_bytes = random_bytes
+        self._limits = limits
+        self._wire = wire or SocketWire()
+        self._calls = Calls(name)
+        self._dispatcher = Dispatcher(
+            name=name,
+            local=local,
+            calls=self._calls,
+            dead_letters=dead_letters,
+            limits=limits,
+        )
+        self._peers: dict[str, Peer] = {}
+        self._refs: dict[str, Ref] = {}
+        self._listener: Listener | None = None
+        self._connections: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._logged: set[tuple[str, str]] = set()
+        self._stopped = False
+        self.num_refused = 0
+        """connections whose hello failed"""
+
+    # --- for the process
+
+    async def start(self) -> None:
+        """Open the door.
+
+        Raises:
+            ConfigError: the address is taken, or is not safe.
+        """
+        self._listener = await self._wire.listen(self.address, self._accept)
+        self.address = self._listener.address
+        self._tick()
+        self.log.info("node_started", node=self.name, address=str(self.address))
+
+    def ref(self, name: str) -> Ref:
+        """Return a ref; the actor may not be up yet, and the ref stays right when it restarts."""
+        if name not in self._refs:
+            if name == self.name or self._local(name) is not None:
+                self._refs[name] = HomeRef(name, self._local, self._dispatcher)
+            else:
+                remote = RemoteRef(self.name, self._peer(name), self._calls, self._dispatcher)
+                self._refs[name] = remote
+        return self._refs[name]
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """Return every link as it is now."""
+        return tuple(
+            PeerStatus(
+                name=peer.name,
+                incarnation=peer.incarnation,
+                connected=peer.connected,
+                silent_s=peer.silent_s,
+                num_queued=peer.session.num_queued,
+                num_in_flight=peer.session.num_in_flight,
+                trouble=None if peer.trouble is None else str(peer.trouble),
+            )
+            for peer in self._peers.values()
+        )
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Return every ask of this process that is open: who waits, on whom, for what, until when."""
+        return tuple(self._calls.waits())
+
+    @property
+    def num_late_replies(self) -> int:
+        """Replies that came after their ask had ended, or twice."""
+        return self._calls.num_late_replies
+
+    async def stop(self, timeout_s: float) -> None:
+        """Deliver what is queued for at most `timeout_s` seconds, tell the peers, close."""
+        if self._stopped:
+            return
+        self._stopped = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while loop.time() < deadline and not all(peer.settled for peer in self._peers.values()):
+            await asyncio.sleep(_POLL_S)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._dispatcher.close()
+        for peer in tuple(self._peers.values()):
+            await peer.close(f"{self.name} stops")
+        if self._listener is not None:
+            self._listener.close()
+        for connection in tuple(self._connections):
+            connection.close()
+        if self._connections:
+            try:
+                async with asyncio.timeout_at(max(deadline, loop.time() + _POLL_S)):
+                    await self._all_closed.wait()
+            except TimeoutError:
+                for connection in tuple(self._connections):
+                    connection.abort()
+        self.log.info("node_stopped", node=self.name)
+
+    # --- peers
+
+    def _peer(self, name: str) -> Peer:
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
+        return peer
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        for peer in tuple(self._peers.values()):
+            peer.tick(loop.time())
+        self._ticker = loop.call_later(self._limits.heartbeat_s, self._tick)
+
+    async def dial(self, name: str) -> None:
+        """Open a connection to the node of that name: `Hub`."""
+        connection = self._connection(wanted=name)
+        try:
+            await self._wire.dial(self._locate(name), lambda: connection)
+            await connection.opened
+        except BaseException:
+            connection.abort()
+            raise
+
+    def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
+        """Hand out what has arrived: `Hub`."""
+        self._dispatcher.deliver(peer, envelopes)
+
+    def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
+        """Account for what was not delivered: `Hub`."""
+        self._dispatcher.lost(peer, items, error)
+
+    def ended(self, peer: Peer, error: RatchetError) -> None:
+        """End what waits for a peer: `Hub`."""
+        self._calls.end_all(peer.name, error)
+
+    # --- connections
+
+    def _connection(self, *, wanted: str | None) -> Connection:
+        nonce = self._random_bytes(NONCE_BYTES)
+        handshake = Handshake(self._me, nonce, self._session_with, wanted=wanted)
+        return Connection(self, handshake, self._limits)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        return self._connection(wanted=None)
+
+    def on_made(self, connection: Connection) -> None:
+        """A connection is there: `Host`."""
+        self._connections.add(connection)
+        self._all_closed.clear()
+        if len(self._connections) > self._limits.connections:
+            connection.reject("busy", f"{self.name} has {self._limits.connections} connections")
+
+    def _session_with(self, hello: Hello) -> Session:
+        if self._stopped or hello.name == self.name:
+            raise Refused("name", f"{self.name} takes no link from {hello.name} now")
+        peer = self._peer(hello.name)
+        if not peer.admits(hello.incarnation):
+            raise Refused("replaced", f"a newer process has taken the name {hello.name}")
+        return peer.session
+
+    def on_hello_done(self, connection: Connection) -> Link | None:
+        """Give the connection to its peer: `Host`."""
+        hello = connection.handshake.peer
+        if hello is None:
+            return None
+        peer = self._peer(hello.name)
+        return peer if peer.take(connection) else None
+
+    def on_hello_failed(self, connection: Connection, error: Exception) -> None:
+        """Log why, once for each peer and reason; who dialled logs on its own: `Host`."""
+        self.num_refused += 1
+        if connection.handshake.dials:
+            return
+        claimed = connection.handshake.claimed
+        is_auth = isinstance(error, Refused) and isinstance(error.as_error(), AuthFailed)
+        known = (claimed, error.kind if isinstance(error, Refused) else type(error).__name__)
+        if not is_auth or known in self._logged or len(self._logged) >= _MAX_LOGGED:
+            self.log.debug("hello_failed", peer=claimed, error=str(error))
+            return
+        self._logged.add(known)
+        self.log.error("auth_failed", peer=claimed, error=str(error))
+
+    def on_closed(self, connection: Connection) -> None:
+        """Forget a connection: `Host`."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()

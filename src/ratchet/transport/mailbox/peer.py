@@ -1,0 +1,400 @@
+"""One other node: the session with it, over whatever connection there is at the moment.
+
+Consumes envelopes to send and frames received; produces frames, deliveries, and verdicts about the
+peer's life. Waits for the peer to be reachable: a dial with backoff, unblocked by the peer's listener
+or by its own dial to us, ended by the delivery deadline of what waits.
+
+How a cut is told from a death. A node listens for as long as it lives and the kernel closes its
+listener with it. So when a connection is lost both ends dial at once. If the address refuses (or the
+socket's file is gone, or someone else answers there) the peer is dead. If the peer answers under the
+same lives, it was a cut, and the session goes on. If it answers under another life it has restarted,
+or has given us up. If it does not answer at all it is dead after `dead_s`; so is a connected peer
+that is silent for `dead_s`. A heartbeat alone never kills in less: a busy machine looks the same.
+
+A verdict ends the session: what was not acknowledged becomes dead letters, asks end with `ActorDead`,
+watchers are told. What is sent from then on waits for the next life of the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from ratchet.errors import ActorDead, ProtocolError, RatchetError
+from ratchet.transport.mailbox.codec import (
+    Bye,
+    Envelope,
+    Limits,
+    LinkFrame,
+    encode_envelope,
+    pack,
+)
+from ratchet.transport.mailbox.connection import Connection
+from ratchet.transport.mailbox.hello import Refused
+from ratchet.transport.mailbox.session import Item, Session
+
+_YIELD_S: Final = 0.05
+"""After a cut the node with the larger name dials this much later, so that dials seldom cross."""
+_MAX_RETIRED: Final = 64
+
+SessionKey = tuple[str, str | None]
+
+
+class Log(Protocol):
+    """The part of a structlog logger that this package uses."""
+
+    def debug(self, event: str, **fields: Any) -> Any:
+        """For whoever looks closely."""
+        ...
+
+    def info(self, event: str, **fields: Any) -> Any:
+        """What is in order."""
+        ...
+
+    def warning(self, event: str, **fields: Any) -> Any:
+        """What is not, and is handled."""
+        ...
+
+    def error(self, event: str, **fields: Any) -> Any:
+        """What a person must mend."""
+        ...
+
+
+class Hub(Protocol):
+    """What a peer needs of its node."""
+
+    @property
+    def name(self) -> str:
+        """This node's name."""
+        ...
+
+    @property
+    def log(self) -> Log:
+        """Where events go."""
+        ...
+
+    async def dial(self, name: str) -> None:
+        """Open a connection to the peer; it is then with `Peer.take`."""
+        ...
+
+    def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
+        """Hand out what has arrived."""
+        ...
+
+    def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
+        """Account for what was not delivered."""
+        ...
+
+    def ended(self, peer: Peer, error: RatchetError) -> None:
+        """A life of the peer is over: end asks and watches."""
+        ...
+
+
+class Peer:
+    """The link to one node."""
+
+    def __init__(self, name: str, hub: Hub, limits: Limits, new_life: Callable[[], str]) -> None:
+        self.name = name
+        self.incarnation: str | None = None
+        self.gone: RatchetError | None = None
+        """how its last life ended; None before the first and during each"""
+        self.failure: RatchetError | None = None
+        """why it will not be dialled again"""
+        self.silent_s = 0.0
+        """how long nothing has arrived on an open connection"""
+        self.session = Session(new_life(), limits)
+        self._hub = hub
+        self._limits = limits
+        self._new_life = new_life
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._opened_at = 0.0
+        self._cut_at: float | None = None
+        self._dialling: asyncio.Task[None] | None = None
+        self._last_error = "it was never reached"
+        self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
+        self._pumping = False
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._heard = False
+        self._wrote = False
+        self._closing = False
+
+    @property
+    def session_key(self) -> SessionKey:
+        """Names the session: changes when either end begins a new life."""
+        return self.session.life, self.session.peer_life
+
+    @property
+    def trouble(self) -> RatchetError | None:
+        """Why nothing can be told to it now: it will not be dialled again, or its last life is over
+        and no other has begun.
+        """
+        return self.failure or self.gone
+
+    @property
+    def connected(self) -> bool:
+        """A connection is open."""
+        return self._connection is not None
+
+    # --- sending
+
+    def send(self, lane: int, envelope: Envelope) -> None:
+        """Queue an envelope. What cannot be delivered comes back through `Hub.lost`."""
+        item = Item(encode_envelope(envelope), self._loop.time() + self._limits.delivery_s)
+        if self.failure is not None:
+            self._hub.lost(self, [item], self.failure)
+        elif len(item.body) > self._limits.message_bytes:
+            text = f"{len(item.body)} bytes; a message may have {self._limits.message_bytes}"
+            self._hub.lost(self, [item], ProtocolError(text))
+        elif not self.session.push(lane, item):
+            self._hub.lost(self, [item], ActorDead(f"too much waits for {self.name} already"))
+        elif self._connection is not None:
+            self._schedule()
+        else:
+            self._dial()
+
+    def _schedule(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Write until the session has no more, or the socket is full."""
+        self._pumping = False
+        connection = self._connection
+        if connection is None:
+            return
+        while not connection.paused:
+            frame = self.session.pull()
+            if frame is None:
+                if self.session.owes_much:
+                    self._write(connection, self.session.ack())
+                return
+            self._write(connection, frame)
+
+    def _write(self, connection: Connection, frame: bytearray) -> None:
+        self._wrote = True
+        connection.write(frame)
+
+    def _on_ack_timer(self) -> None:
+        self._ack_timer = None
+        if self._connection is not None and self.session.owes:
+            self._write(self._connection, self.session.ack())
+
+    # --- what the connection tells
+
+    def on_frame(self, connection: Connection, frame: LinkFrame, num_bytes: int) -> None:
+        """Take a frame, unless it comes late from a connection that was replaced."""
+        if connection is not self._connection:
+            return
+        self._heard = True
+        if isinstance(frame, Bye):
+            self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"))
+            return
+        envelopes = self.session.receive(frame, num_bytes)
+        if envelopes:
+            self._hub.deliver(self, envelopes)
+        if self.session.owes_much or self.session.num_queued:
+            self._schedule()
+        if self.session.owes and self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
+
+    def on_room(self) -> None:
+        """The socket takes bytes again."""
+        self._schedule()
+
+    def on_broken(self, connection: Connection, error: ProtocolError) -> None:
+        """What the peer sends cannot be followed, and sending it again would not mend that."""
+        connection.abort()
+        if connection is self._connection:
+            self._hub.log.error("link_broken", peer=self.name, error=str(error))
+            self.end(ActorDead(f"the link to {self.name} broke: {error}"))
+
+    def on_cut(self, connection: Connection) -> None:
+        """The connection is gone: dial, to learn whether the peer is."""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._cut_at = self._loop.time()
+        self._hub.log.info("link_cut", peer=self.name)
+        self._dial(after_cut=True)
+
+    def admits(self, incarnation: str) -> bool:
+        """Tell whether an incarnation is not one that a newer one has replaced."""
+        return incarnation not in self._retired
+
+    def take(self, connection: Connection) -> bool:
+        """Use a connection that has just opened, unless the present one is to be kept."""
+        hello = connection.handshake.peer
+        if hello is None or not self._prefers(connection):
+            return False
+        if self.incarnation is not None and self.incarnation != hello.incarnation:
+            self._retired.append(self.incarnation)
+        previous, self._connection = self._connection, None
+        if self.session.knows_other(connection.handshake.peer_life):
+            same = self.incarnation == hello.incarnation
+            text = f"{self.name} gave this node up" if same else f"{self.name} has restarted"
+            self._give_up(ActorDead(text), life=self.session.life)
+        if previous is not None:
+            previous.abort()
+        self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
+        self.incarnation = hello.incarnation
+        self.gone = self.failure = self._cut_at = None
+        self.silent_s = 0.0
+        self._connection = connection
+        self._opened_at = self._loop.time()
+        self._heard = True
+        self._hub.log.info("link_open", peer=self.name, incarnation=self.incarnation)
+        self._schedule()
+        return True
+
+    def _prefers(self, connection: Connection) -> bool:
+        """Of two dials that cross, both ends keep the one of the lexicographically smaller name.
+
+        They cross only if the older one opened within the time that a hello may take; after that
+        the peer dials because it has lost the older one, whatever we still believe of it.
+        """
+        current = self._connection
+        if current is None or current.handshake.peer is None or connection.handshake.peer is None:
+            return True
+        if current.handshake.peer.incarnation != connection.handshake.peer.incarnation:
+            return True
+        if self._loop.time() - self._opened_at > self._limits.hello_s:
+            return True
+        smaller_dials = self._hub.name < self.name
+        same_dialler = connection.handshake.dials == current.handshake.dials
+        return same_dialler or connection.handshake.dials == smaller_dials
+
+    # --- dialling
+
+    def _dial(self, *, after_cut: bool = False) -> None:
+        if self._dialling is None and not self._closing:
+            delay = _YIELD_S if after_cut and self._hub.name > self.name else 0.0
+            self._dialling = self._loop.create_task(
+                self._dial_until_open(delay), name=f"dial {self.name}"
+            )
+
+    @property
+    def _wanted(self) -> bool:
+        """Something waits for the peer, or its fate is not known."""
+        return self._connection is None and (
+            not self.session.idle or self.session.peer_life is not None
+        )
+
+    async def _dial_until_open(self, delay: float) -> None:
+        backoff = self._limits.dial_first_s
+        try:
+            await asyncio.sleep(delay)
+            while self._wanted:
+                if await self._dial_once():
+                    continue
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, self._limits.dial_most_s)
+        finally:
+            self._dialling = None
+
+    async def _dial_once(self) -> bool:
+        """Try once; True if there is no reason to wait before looking again."""
+        try:
+            async with asyncio.timeout(self._limits.hello_s):
+                await self._hub.dial(self.name)
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            self._on_nobody_there(str(error))
+        except Refused as refusal:
+            self._last_error = str(refusal)
+            if refusal.final:
+                self._fail(refusal.as_error())
+            elif refusal.kind == "name":
+                self._on_nobody_there(str(refusal))
+        except (OSError, TimeoutError, LookupError, ProtocolError) as error:
+            self._last_error = f"{type(error).__name__}: {error}"
+        except RatchetError as error:  # there is no way to where it listens
+            self._fail(error)
+        else:
+            return True
+        return False
+
+    def _on_nobody_there(self, text: str) -> None:
+        self._last_error = text
+        if self.session.peer_life is not None and self._connection is None:
+            self.end(ActorDead(f"the process of {self.name} has ended"))
+
+    def _fail(self, error: RatchetError) -> None:
+        if self._connection is not None:
+            return
+        self._hub.log.error("link_refused", peer=self.name, error=str(error))
+        self.failure = error
+        self._give_up(error, life=self._new_life())
+
+    # --- verdicts
+
+    def end(self, error: RatchetError) -> None:
+        """This life of the peer is over, for this node."""
+        self._hub.log.warning("peer_ended", peer=self.name, reason=str(error))
+        self.gone = error
+        self._give_up(error, life=self._new_life())
+
+    def _give_up(self, error: RatchetError, *, life: str) -> None:
+        lost = self.session.end(life)
+        self._cut_at = None
+        self.silent_s = 0.0
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._hub.lost(self, lost, error)
+        self._hub.ended(self, error)
+
+    def tick(self, now: float) -> None:
+        """Once per heartbeat: end what has waited too long, and keep the link warm."""
+        if late := self.session.expire(now):
+            text = (
+                f"{self.name} could not be reached within {self._limits.delivery_s:g} s: "
+                f"{self._last_error}"
+            )
+            self._hub.lost(self, late, ActorDead(text))
+        if self._connection is not None:
+            self._tick_open(self._connection)
+        elif self._cut_at is not None and now - self._cut_at >= self._limits.dead_s:
+            self.end(ActorDead(f"{self.name} did not come back within {self._limits.dead_s:g} s"))
+
+    def _tick_open(self, connection: Connection) -> None:
+        if not self._wrote:
+            self._write(connection, self.session.ack())
+        self._wrote = False
+        if self._heard:
+            self._heard = False
+            self.silent_s = 0.0
+            return
+        # counted in ticks and not by the clock: if this process was stopped, the peer was not
+        limits = self._limits
+        before = self.silent_s
+        self.silent_s += limits.heartbeat_s
+        if before < limits.suspect_s <= self.silent_s:
+            self._hub.log.warning("peer_silent", peer=self.name, silent_s=self.silent_s)
+        if self.silent_s >= limits.dead_s:
+            self.end(ActorDead(f"{self.name} was silent for {self.silent_s:g} s"))
+
+    # --- the end of this node
+
+    @property
+    def settled(self) -> bool:
+        """Everything that can be delivered is."""
+        return self.trouble is not None or self.session.idle
+
+    async def close(self, reason: str) -> None:
+        """Take leave of the peer, and account for what is left."""
+        self._closing = True
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait([self._dialling])
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.write(pack(Bye(reason)))
+            connection.close()
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+        error = self.failure = ActorDead(f"{self._hub.name} has stopped")
+        self._hub.lost(self, self.session.end(self._new_life()), error)
+        self._hub.ended(self, error)

@@ -1,0 +1,133 @@
+"""The seam to sockets: all that this package asks of the network, behind two methods.
+
+Consumes addresses and asyncio protocols; produces connections. A simulation puts its own `Wire` here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ratchet.errors import ConfigError
+from ratchet.transport.mailbox.address import Address
+
+_BACKLOG = 128
+
+
+class Listener(Protocol):
+    """An open door."""
+
+    @property
+    def address(self) -> Address:
+        """Where it really is: the port is the one that was bound."""
+        ...
+
+    def close(self) -> None:
+        """Accept nothing more; what is accepted stays."""
+        ...
+
+
+class Wire(Protocol):
+    """Opens connections. `ConnectionRefusedError` and `FileNotFoundError` from `dial` mean that
+    nobody listens there.
+    """
+
+    async def listen(
+        self, address: Address, accept: Callable[[], asyncio.BaseProtocol]
+    ) -> Listener:
+        """Listen, with a new protocol for each connection."""
+        ...
+
+    async def dial(self, address: Address, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Connect the protocol."""
+        ...
+
+
+class _SocketListener:
+    def __init__(self, server: asyncio.Server, address: Address, inode: int | None) -> None:
+        self._server = server
+        self._inode = inode
+        self.address = address
+
+    def close(self) -> None:
+        self._server.close()
+        if self._inode is not None:
+            path = Path(self.address.host)
+            # by then another process may have taken the path
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == self._inode:
+                    path.unlink()
+
+
+class SocketWire:
+    """Unix sockets of mode 0600 in a directory of mode 0700, and TCP on the loopback interface."""
+
+    async def listen(
+        self, address: Address, accept: Callable[[], asyncio.BaseProtocol]
+    ) -> Listener:
+        """Bind and listen.
+
+        Raises:
+            ConfigError: the address is in use, or the socket's directory is open to other users.
+        """
+        loop = asyncio.get_running_loop()
+        if address.kind == "unix":
+            sock, inode = _bind_unix(Path(address.host))
+            server = await loop.create_unix_server(accept, sock=sock, backlog=_BACKLOG)
+            return _SocketListener(server, address, inode)
+        try:
+            server = await loop.create_server(accept, address.host, address.port, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"address {address} cannot be bound: {error.strerror}") from error
+        port = server.sockets[0].getsockname()[1]
+        return _SocketListener(server, Address("tcp", address.host, port), None)
+
+    async def dial(self, address: Address, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Connect."""
+        loop = asyncio.get_running_loop()
+        if address.kind == "unix":
+            await loop.create_unix_connection(protocol, address.host)
+        else:
+            await loop.create_connection(protocol, address.host, address.port)
+
+
+def _bind_unix(path: Path) -> tuple[socket.socket, int]:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(path.parent.stat().st_mode)
+    if mode & 0o077:
+        msg = (
+            f"the directory of address unix:{path} has mode {mode:04o} and other users could reach "
+            f"the socket: chmod 700 {path.parent}, or choose another directory"
+        )
+        raise ConfigError(msg)
+    if _is_stale(path):
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        sock.close()
+        msg = f"address unix:{path} cannot be bound: {error.strerror}; does another process use it?"
+        raise ConfigError(msg) from error
+    return sock, path.stat().st_ino
+
+
+def _is_stale(path: Path) -> bool:
+    """Tell whether a killed process left its socket behind: nobody listens at it any more."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

@@ -1,0 +1,3 @@
+"""What tests of the mailbox transport share."""
+
+KEY = bytes(range(32))
