@@ -44,19 +44,18 @@ def accepted(cls: type, root: type) -> frozenset[type] | None:
 
 def unhandled(cls: type, messages: frozenset[type]) -> list[str]:
     """Names of the messages that `cls.receive` never mentions; `case X():` mentions X."""
-    mentioned: set[str] = set()
+    mentioned: set[str] | None = None
     for base in cls.__mro__:
         receive = vars(base).get("receive")
-        if receive is None:
-            continue
         if getattr(receive, "__isabstractmethod__", False):
             break
-        names = inspect.unwrap(receive).__code__.co_names
-        mentioned.update(names)
-        if "super" not in names:
-            break
-    else:
-        return []
+        if receive is not None:
+            names = inspect.unwrap(receive).__code__.co_names
+            mentioned = {*(mentioned or ()), *names}
+            if "super" not in names:
+                break
+    if mentioned is None:
+        return []  # receive is still to be written
     return sorted(m.__name__ for m in messages if m.__name__ not in mentioned)
 
 

@@ -152,8 +152,10 @@ class Life:
         await self.work.drain(self._system.ask_timeout_s)
         self.work.abandon()
 
-    def _on_done(self, _task: asyncio.Task[None] | None = None) -> None:
+    def _on_done(self, task: asyncio.Task[None] | None = None) -> None:
         """The last word, however the task ended: also if it was cancelled before it began."""
+        if task is not None and not task.cancelled():
+            task.exception()  # an interrupt: the loop has raised it; asyncio need not log it
         self._shut()
         self.work.abandon()
         self.inbox.end(self._end_reason)
