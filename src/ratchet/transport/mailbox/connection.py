@@ -11,8 +11,6 @@ from typing import Protocol
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import (
-    FrameReader,
-    Limits,
     LinkFrame,
     Reject,
     pack,
@@ -20,6 +18,8 @@ from ratchet.transport.mailbox.codec import (
     unpack_link,
 )
 from ratchet.transport.mailbox.hello import Handshake, Refused
+from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.reader import FrameReader
 
 _READ_BYTES = 256 << 10
 _WRITE_BYTES = 64 << 10  # what may wait in this process in front of a control message

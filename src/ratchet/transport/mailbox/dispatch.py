@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from ratchet import errors
 from ratchet.errors import ActorDead, HandlerFailed, ProtocolError, RatchetError
 from ratchet.messages import Ask, Down, Message
@@ -23,14 +25,15 @@ from ratchet.transport.mailbox.codec import (
     Ended,
     Envelope,
     Failure,
-    Limits,
     Request,
     Tell,
     Watch,
     decode_body,
     decode_envelope,
-    encode_body,
+    encode_envelope,
+    encode_note,
 )
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
 from ratchet.transport.mailbox.session import Item
 
@@ -84,20 +87,22 @@ class Dispatcher:
                     self._bury(envelope, str(error))
                 case Request():  # its error is its account
                     self._calls.fail(envelope.ask_id, type(error)(str(error)))
-                case Answer() | Failure():
-                    self._bury_answer(envelope, peer.name, str(error))
+                case Answer():
+                    self.bury(peer.name, self._readable(envelope), str(error))
+                case Failure():
+                    self.bury(peer.name, envelope, str(error))
                 case Watch():
                     self._calls.end_watch(envelope.watch_id, str(error))
                 case Ended():
                     pass  # its watcher is told by the end of the link
 
-    def bury(self, receiver: str, message: Message, reason: str) -> None:
+    def bury(self, receiver: str, message: Any, reason: str) -> None:
         """Record a message of this node that will not be sent."""
         self._dead_letters.record(
             sender=self._name, receiver=receiver, message=message, reason=reason
         )
 
-    def _bury(self, envelope: Tell, reason: str) -> None:
+    def _bury(self, envelope: Tell[msgspec.Raw], reason: str) -> None:
         self._dead_letters.record(
             sender=envelope.sender,
             receiver=envelope.receiver,
@@ -105,15 +110,7 @@ class Dispatcher:
             reason=reason,
         )
 
-    def _bury_answer(self, envelope: Answer | Failure, receiver: str, reason: str) -> None:
-        self._dead_letters.record(
-            sender=self._name,
-            receiver=receiver,
-            message=self._readable(envelope) if isinstance(envelope, Answer) else envelope,
-            reason=reason,
-        )
-
-    def _readable(self, envelope: Tell | Answer) -> Message | bytes:
+    def _readable(self, envelope: Tell[msgspec.Raw] | Answer[msgspec.Raw]) -> Message | bytes:
         """Return the message, or its bytes if it is none."""
         try:
             return decode_body(envelope.body, self._limits.depth)
@@ -128,14 +125,14 @@ class Dispatcher:
             raise ActorDead(f"there is no actor {receiver} in the process of {self._name}")
         return actor
 
-    def _on_tell(self, envelope: Tell) -> None:
+    def _on_tell(self, envelope: Tell[msgspec.Raw]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             _hand(envelope, self._find(envelope.receiver).tell, message)
         except RatchetError as error:
             self._bury(envelope, str(error))
 
-    def _on_request(self, peer: Peer, envelope: Request) -> None:
+    def _on_request(self, peer: Peer, envelope: Request[msgspec.Raw]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             if not isinstance(message, Ask):
@@ -145,24 +142,28 @@ class Dispatcher:
             )
             reply = asyncio.ensure_future(_hand(envelope, ask, message))
         except RatchetError as error:
-            peer.send(CONTROL, Failure(envelope.ask_id, *errors.to_wire(error)))
+            peer.send(CONTROL, encode_note(Failure(envelope.ask_id, *errors.to_wire(error))))
             return
-        self._answering.add(reply)
-        reply.add_done_callback(partial(self._answer, peer, peer.session_key, envelope.ask_id))
+        answer = partial(self._answer, peer, peer.session_key, envelope.ask_id)
+        if reply.done():
+            answer(reply)
+        else:
+            self._answering.add(reply)
+            reply.add_done_callback(answer)
 
     def _answer(
         self, peer: Peer, asked_in: SessionKey, ask_id: int, reply: asyncio.Future[Message]
     ) -> None:
         self._answering.discard(reply)
-        envelope = _to_envelope(ask_id, reply)
-        if peer.session_key != asked_in:
-            self._bury_answer(envelope, peer.name, f"the life of {peer.name} that asked is over")
-            return
-        # an answer follows on nothing but its question, so a long one may leave the control lane
-        long = isinstance(envelope, Answer) and len(envelope.body) > self._limits.fragment_bytes
-        peer.send(BULK if long else CONTROL, envelope)
+        envelope = _to_answer(ask_id, reply)
+        if peer.session_key == asked_in:
+            # an answer follows on nothing but its question: a long one may leave the control lane
+            long = len(envelope) > self._limits.fragment_bytes
+            peer.send(BULK if long else CONTROL, envelope)
+        elif not reply.cancelled() and reply.exception() is None:
+            self.bury(peer.name, reply.result(), f"the life of {peer.name} that asked is over")
 
-    def _on_answer(self, envelope: Answer) -> None:
+    def _on_answer(self, envelope: Answer[msgspec.Raw]) -> None:
         try:
             self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
         except ProtocolError as error:
@@ -172,7 +173,7 @@ class Dispatcher:
         actor = self._local(envelope.receiver)
         if actor is None:
             reason = f"there is no actor {envelope.receiver} in the process of {self._name}"
-            peer.send(CONTROL, Ended(envelope.watch_id, reason))
+            peer.send(CONTROL, encode_note(Ended(envelope.watch_id, reason)))
         else:
             actor.watch(_RemoteWatcher(peer, envelope.watch_id))
 
@@ -196,10 +197,12 @@ class _RemoteWatcher:
 
     def tell(self, message: Message) -> None:
         if isinstance(message, Down) and self._peer.session_key == self._watched_in:
-            self._peer.send(CONTROL, Ended(self._watch_id, message.reason))
+            self._peer.send(CONTROL, encode_note(Ended(self._watch_id, message.reason)))
 
 
-def _hand(envelope: Tell | Request, act: Callable[[M], R], message: M) -> R:
+def _hand(
+    envelope: Tell[msgspec.Raw] | Request[msgspec.Raw], act: Callable[[M], R], message: M
+) -> R:
     """Act under the trace of the envelope. An actor's inbox should not raise; if it does, the
     error stays with this message and does not take down the link.
     """
@@ -217,13 +220,16 @@ def _hand(envelope: Tell | Request, act: Callable[[M], R], message: M) -> R:
         current_trace.reset(token)
 
 
-def _to_envelope(ask_id: int, reply: asyncio.Future[Message]) -> Answer | Failure:
+def _to_answer(ask_id: int, reply: asyncio.Future[Message]) -> bytes:
+    """Encode whatever a reply has ended in."""
+    error: BaseException | None
     if reply.cancelled():
-        return Failure(ask_id, ActorDead.__name__, "the ask was cancelled where it was handled")
-    error = reply.exception()
-    if error is not None:
-        return Failure(ask_id, *errors.to_wire(error))
-    try:
-        return Answer(ask_id, encode_body(reply.result()))
-    except ProtocolError as problem:
-        return Failure(ask_id, *errors.to_wire(HandlerFailed(str(problem))))
+        error = ActorDead("the ask was cancelled where it was handled")
+    else:
+        error = reply.exception()
+    if error is None:
+        try:
+            return encode_envelope(Answer(ask_id, reply.result()))
+        except ProtocolError as problem:
+            error = problem
+    return encode_note(Failure(ask_id, *errors.to_wire(error)))

@@ -11,9 +11,9 @@ unblocks it when none comes.
                  ◄─────────────────── Proof(mac, life, delivered)    creates nothing, before this
     Resume(delivered) ──────────────────────►
 
-Each mac is HMAC-SHA256, under the key of the run, over a role, and both hellos whole: nonces, names,
-incarnations, run id and protocol version. So a proof fits one end of one connection only. The link
-is authenticated, not encrypted: it stays on the loopback interface.
+Each mac is HMAC-SHA256, under the key of the run, over a role, and both hellos whole: nonces,
+names, incarnations, run id and protocol version. So a proof fits one end of one connection only.
+The link is authenticated, not encrypted: it stays on the loopback interface.
 """
 
 from __future__ import annotations

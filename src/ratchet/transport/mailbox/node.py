@@ -8,17 +8,19 @@ it is told to.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ratchet.errors import AuthFailed, ConfigError, RatchetError
+from ratchet.errors import ActorDead, AuthFailed, ConfigError, RatchetError
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import DeadLetters, Ref
 from ratchet.transport.mailbox.calls import Calls, Wait
-from ratchet.transport.mailbox.codec import Envelope, Hello, Limits
+from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Log, Peer
 from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
 from ratchet.transport.mailbox.session import Item, Session
@@ -26,7 +28,6 @@ from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
 _MAX_LOGGED: Final = 64
-_POLL_S: Final = 0.005
 
 
 class PeerStatus(NamedTuple):
@@ -109,10 +110,12 @@ class Node:
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
         self._connections: set[Connection] = set()
-        self._all_closed = asyncio.Event()
+        self._progress = asyncio.Event()
+        """set whenever `stop` may have one thing less to wait for"""
         self._ticker: asyncio.TimerHandle | None = None
         self._logged: set[tuple[str, str]] = set()
-        self._stopped = False
+        self._stopping = False
+        self._closed = False
         self.num_refused = 0
         """connections whose hello failed"""
 
@@ -155,7 +158,7 @@ class Node:
         )
 
     def waits(self) -> tuple[Wait, ...]:
-        """Return every ask of this process that is open: who waits, on whom, for what, until when."""
+        """Return every open ask of this process: who waits, on whom, for what, until when."""
         return tuple(self._calls.waits())
 
     @property
@@ -165,13 +168,16 @@ class Node:
 
     async def stop(self, timeout_s: float) -> None:
         """Deliver what is queued for at most `timeout_s` seconds, tell the peers, close."""
-        if self._stopped:
+        if self._stopping:
             return
-        self._stopped = True
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while loop.time() < deadline and not all(peer.settled for peer in self._peers.values()):
-            await asyncio.sleep(_POLL_S)
+        self._stopping = True
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while not all(peer.settled for peer in self._peers.values()):
+                    self._progress.clear()
+                    await self._progress.wait()
+        self._closed = True
         if self._ticker is not None:
             self._ticker.cancel()
         self._dispatcher.close()
@@ -181,13 +187,13 @@ class Node:
             self._listener.close()
         for connection in tuple(self._connections):
             connection.close()
-        if self._connections:
-            try:
-                async with asyncio.timeout_at(max(deadline, loop.time() + _POLL_S)):
-                    await self._all_closed.wait()
-            except TimeoutError:
-                for connection in tuple(self._connections):
-                    connection.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self._connections:
+                    self._progress.clear()
+                    await self._progress.wait()
+        for connection in tuple(self._connections):
+            connection.abort()
         self.log.info("node_stopped", node=self.name)
 
     # --- peers
@@ -196,6 +202,8 @@ class Node:
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
+            if self._closed:
+                peer.failure = ActorDead(f"{self.name} has stopped")
         return peer
 
     def _tick(self) -> None:
@@ -225,6 +233,11 @@ class Node:
     def ended(self, peer: Peer, error: RatchetError) -> None:
         """End what waits for a peer: `Hub`."""
         self._calls.end_all(peer.name, error)
+        self._progress.set()
+
+    def settled(self) -> None:
+        """A peer has everything: `Hub`."""
+        self._progress.set()
 
     # --- connections
 
@@ -239,12 +252,11 @@ class Node:
     def on_made(self, connection: Connection) -> None:
         """A connection is there: `Host`."""
         self._connections.add(connection)
-        self._all_closed.clear()
         if len(self._connections) > self._limits.connections:
             connection.reject("busy", f"{self.name} has {self._limits.connections} connections")
 
     def _session_with(self, hello: Hello) -> Session:
-        if self._stopped or hello.name == self.name:
+        if self._closed or hello.name == self.name:
             raise Refused("name", f"{self.name} takes no link from {hello.name} now")
         peer = self._peer(hello.name)
         if not peer.admits(hello.incarnation):
@@ -276,5 +288,4 @@ class Node:
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection: `Host`."""
         self._connections.discard(connection)
-        if not self._connections:
-            self._all_closed.set()
+        self._progress.set()

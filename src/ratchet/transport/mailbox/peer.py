@@ -1,18 +1,19 @@
 """One other node: the session with it, over whatever connection there is at the moment.
 
 Consumes envelopes to send and frames received; produces frames, deliveries, and verdicts about the
-peer's life. Waits for the peer to be reachable: a dial with backoff, unblocked by the peer's listener
-or by its own dial to us, ended by the delivery deadline of what waits.
+peer's life. Waits for the peer to be reachable: a dial with backoff, unblocked by the peer's
+listener or by its own dial to us, ended by the delivery deadline of what waits.
 
 How a cut is told from a death. A node listens for as long as it lives and the kernel closes its
-listener with it. So when a connection is lost both ends dial at once. If the address refuses (or the
-socket's file is gone, or someone else answers there) the peer is dead. If the peer answers under the
-same lives, it was a cut, and the session goes on. If it answers under another life it has restarted,
-or has given us up. If it does not answer at all it is dead after `dead_s`; so is a connected peer
-that is silent for `dead_s`. A heartbeat alone never kills in less: a busy machine looks the same.
+listener with it. So when a connection is lost both ends dial at once. If the address refuses (or
+the socket's file is gone, or someone else answers there) the peer is dead. If the peer answers
+under the same lives, it was a cut, and the session goes on. If it answers under another life it has
+restarted, or has given us up. If it does not answer at all it is dead after `dead_s`; so is a
+connected peer that is silent for `dead_s`. A heartbeat alone never kills in less: a busy machine
+looks the same.
 
-A verdict ends the session: what was not acknowledged becomes dead letters, asks end with `ActorDead`,
-watchers are told. What is sent from then on waits for the next life of the peer.
+A verdict ends the session: what was not acknowledged becomes dead letters, asks end with
+`ActorDead`, watchers are told. What is sent from then on waits for the next life of the peer.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from ratchet.errors import ActorDead, ProtocolError, RatchetError
 from ratchet.transport.mailbox.codec import (
     Bye,
     Envelope,
-    Limits,
     LinkFrame,
-    encode_envelope,
     pack,
 )
 from ratchet.transport.mailbox.connection import Connection
 from ratchet.transport.mailbox.hello import Refused
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.session import Item, Session
 
 _YIELD_S: Final = 0.05
@@ -91,6 +91,10 @@ class Hub(Protocol):
         """A life of the peer is over: end asks and watches."""
         ...
 
+    def settled(self) -> None:
+        """The peer has received everything."""
+        ...
+
 
 class Peer:
     """The link to one node."""
@@ -115,7 +119,7 @@ class Peer:
         self._dialling: asyncio.Task[None] | None = None
         self._last_error = "it was never reached"
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
-        self._pumping = False
+        self._gathering = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._wrote = False
@@ -140,9 +144,9 @@ class Peer:
 
     # --- sending
 
-    def send(self, lane: int, envelope: Envelope) -> None:
-        """Queue an envelope. What cannot be delivered comes back through `Hub.lost`."""
-        item = Item(encode_envelope(envelope), self._loop.time() + self._limits.delivery_s)
+    def send(self, lane: int, envelope: bytes) -> None:
+        """Queue an encoded envelope. What cannot be delivered comes back through `Hub.lost`."""
+        item = Item(envelope, self._loop.time() + self._limits.delivery_s)
         if self.failure is not None:
             self._hub.lost(self, [item], self.failure)
         elif len(item.body) > self._limits.message_bytes:
@@ -156,13 +160,18 @@ class Peer:
             self._dial()
 
     def _schedule(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self._loop.call_soon(self._pump)
+        """Write at once what comes alone; what follows in the same turn of the loop is gathered."""
+        if not self._gathering:
+            self._gathering = True
+            self._loop.call_soon(self._gathered)
+            self._pump()
+
+    def _gathered(self) -> None:
+        self._gathering = False
+        self._pump()
 
     def _pump(self) -> None:
         """Write until the session has no more, or the socket is full."""
-        self._pumping = False
         connection = self._connection
         if connection is None:
             return
@@ -198,6 +207,8 @@ class Peer:
             self._hub.deliver(self, envelopes)
         if self.session.owes_much or self.session.num_queued:
             self._schedule()
+        elif self.session.idle:
+            self._hub.settled()
         if self.session.owes and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
 

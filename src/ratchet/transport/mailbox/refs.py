@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar, cast
+from typing import Final, Literal, TypeVar, cast
 
 from ratchet.errors import ActorDead, ProtocolError, RatchetError
 from ratchet.messages import Ask, Down, Message
@@ -19,13 +19,16 @@ from ratchet.transport.mailbox.codec import (
     Request,
     Tell,
     Watch,
-    encode_body,
+    encode_envelope,
+    encode_note,
     lane_of,
 )
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.peer import Peer
 
 R = TypeVar("R")
+
+_NO_TRACE: Final = (None, None)
 
 
 class RemoteRef:
@@ -49,15 +52,12 @@ class RemoteRef:
 
     def tell(self, message: Message) -> None:
         """Send and forget; what cannot be delivered becomes a dead letter."""
+        trace_id, version = current_trace.get() or _NO_TRACE
+        envelope = Tell(self._sender, self._peer.name, trace_id, version, message)
         try:
-            body = encode_body(message)
+            self._peer.send(lane_of(message), encode_envelope(envelope))
         except ProtocolError as error:
             self._dispatcher.bury(self.name, message, str(error))
-            return
-        trace = current_trace.get()
-        trace_id, version = (None, None) if trace is None else trace
-        envelope = Tell(self._sender, self.name, trace_id, version, body)
-        self._peer.send(lane_of(message), envelope)
 
     def ask(
         self, message: Ask[R], *, block: Literal[False] = False, timeout: float
@@ -68,15 +68,13 @@ class RemoteRef:
         process ends, with `AuthFailed` when the link cannot be opened, or with the error that the
         actor raised.
         """
-        try:
-            body = encode_body(message)
-        except ProtocolError as error:
-            return _failed(error)
         ask_id, future = self._calls.open_ask(self.name, type(message).__name__, timeout)
-        trace = current_trace.get()
-        trace_id, version = (None, None) if trace is None else trace
-        envelope = Request(self._sender, self.name, trace_id, version, ask_id, timeout, body)
-        self._peer.send(lane_of(message), envelope)
+        trace_id, version = current_trace.get() or _NO_TRACE
+        envelope = Request(self._sender, self.name, trace_id, version, ask_id, timeout, message)
+        try:
+            self._peer.send(lane_of(message), encode_envelope(envelope))
+        except ProtocolError as error:
+            self._calls.fail(ask_id, error)
         return cast("asyncio.Future[R]", future)
 
     def watch(self, watcher: Recipient) -> None:
@@ -90,7 +88,7 @@ class RemoteRef:
             watcher.tell(Down(self.name, str(over)))
             return
         watch_id = self._calls.watch(self.name, watcher)
-        self._peer.send(CONTROL, Watch(watch_id, self.name))
+        self._peer.send(CONTROL, encode_note(Watch(watch_id, self.name)))
 
 
 class HomeRef:

@@ -5,12 +5,12 @@ Waits for nothing and knows no clock: whoever drives it passes the time in and c
 there is room, so that the same code runs on sockets and in a simulation. What is queued beyond the
 window is unblocked by the peer's acks.
 
-Each lane is a stream of pieces numbered from 1. A piece is a whole envelope, or a fragment of a long
-one. The receiver takes each number once: what it has seen it drops, what it cannot follow on ends
-the link. A session outlives its connections. It is named by the pair of its ends' lives: an end takes
-a new `life` whenever it gives the session up, and an end that meets a life it did not know gives up
-what it had sent to the old one. So nothing is sent twice to the same life, and nothing that was
-sent to one life reaches the next.
+Each lane is a stream of pieces numbered from 1. A piece is a whole envelope, or a fragment of a
+long one. The receiver takes each number once: what it has seen it drops, what it cannot follow on
+ends the link. A session outlives its connections. It is named by the pair of its ends' lives: an
+end takes a new `life` whenever it gives the session up, and an end that meets another life than it
+knew gives up what it had sent to the old one. So nothing is delivered twice to the same life, and
+nothing that was sent to one life reaches the next.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ratchet.transport.mailbox.codec import (
     Ack,
     Data,
     Envelope,
-    Limits,
     Part,
     RawData,
     decode_envelope,
     pack,
 )
+from ratchet.transport.mailbox.limits import Limits
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
@@ -74,9 +74,6 @@ class _Lane:
         self._resend: deque[_Piece] = deque()
         self._last_seq = 0
         self.delivered = 0
-        self.owed = 0
-        """pieces received since the last ack went out"""
-        self.owed_bytes = 0
         self._partial = bytearray()
 
     # --- out
@@ -189,19 +186,15 @@ class _Lane:
             raise ProtocolError(msg)
         return min(known, count)
 
-    def on_data(self, frame: Data, num_bytes: int) -> list[Envelope]:
+    def on_data(self, frame: Data) -> list[Envelope]:
         known = self._fresh(frame.seq, len(frame.items))
         items = frame.items[known:] if known else frame.items
         if items and self._partial:
             raise ProtocolError("an envelope was cut short by another one")
         self.delivered += len(items)
-        self.owed += len(frame.items)
-        self.owed_bytes += num_bytes
         return items
 
-    def on_part(self, frame: Part, num_bytes: int) -> list[Envelope]:
-        self.owed += 1
-        self.owed_bytes += num_bytes
+    def on_part(self, frame: Part) -> list[Envelope]:
         if self._fresh(frame.seq, 1):
             return []
         if len(self._partial) + len(frame.data) > self._limits.message_bytes:
@@ -226,6 +219,9 @@ class Session:
         self.life = life
         self.peer_life: str | None = None
         """None before the first connection of this life"""
+        self._owed = 0
+        """pieces received since the last acks went out"""
+        self._owed_bytes = 0
         self._lanes = (_Lane(CONTROL, self._limits), _Lane(BULK, self._limits))
 
     # --- what the driver does
@@ -252,8 +248,7 @@ class Session:
         return pack(Ack(self.delivered))
 
     def _paid(self) -> None:
-        for lane in self._lanes:
-            lane.owed = lane.owed_bytes = 0
+        self._owed = self._owed_bytes = 0
 
     def receive(self, frame: Data | Part | Ack, num_bytes: int) -> list[Envelope]:
         """Take a frame of `num_bytes`; return the envelopes that it completes, in order.
@@ -270,12 +265,14 @@ class Session:
             raise ProtocolError(f"there is no lane {frame.lane}")
         lane = self._lanes[frame.lane]
         before = lane.delivered
-        if isinstance(frame, Part):
-            fresh = lane.on_part(frame, num_bytes)
-            self.num_duplicates += lane.delivered == before
-            return fresh
-        fresh = lane.on_data(frame, num_bytes)
-        self.num_duplicates += len(frame.items) - len(fresh)
+        fresh, pieces = (
+            (lane.on_part(frame), 1)
+            if isinstance(frame, Part)
+            else (lane.on_data(frame), len(frame.items))
+        )
+        self.num_duplicates += before + pieces - lane.delivered
+        self._owed += pieces
+        self._owed_bytes += num_bytes
         return fresh
 
     # --- what it owes and holds
@@ -289,15 +286,14 @@ class Session:
     @property
     def owes(self) -> bool:
         """Something was received that is not acknowledged."""
-        return any(lane.owed for lane in self._lanes)
+        return self._owed > 0
 
     @property
     def owes_much(self) -> bool:
         """A quarter of the peer's window waits for our acks."""
-        return any(
-            lane.owed * 4 >= self._limits.window_messages
-            or lane.owed_bytes * 4 >= self._limits.window_bytes
-            for lane in self._lanes
+        return (
+            self._owed * 4 >= self._limits.window_messages
+            or self._owed_bytes * 4 >= self._limits.window_bytes
         )
 
     @property

@@ -1,6 +1,6 @@
 """The seam to sockets: all that this package asks of the network, behind two methods.
 
-Consumes addresses and asyncio protocols; produces connections. A simulation puts its own `Wire` here.
+Consumes addresses and asyncio protocols; produces connections. A simulation brings its own `Wire`.
 """
 
 from __future__ import annotations
