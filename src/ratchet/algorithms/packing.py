@@ -80,7 +80,7 @@ def rollout_rows(groups: Iterable[RolloutGroup], advantage: Advantage) -> list[R
                 rollout.loss_mask,
                 float(value),
             )
-            _check(row, f"group {group.group_id}")
+            _check(row, group.group_id)
             rows.append(row)
     return rows
 
@@ -94,7 +94,7 @@ def reference_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> R
         Packed.of(np.ones(len(completion_ids)), "uint8"),
         1.0,
     )
-    _check(row, "a reference")
+    _check(row, None)
     return row
 
 
@@ -157,18 +157,22 @@ def _flat(dtype: PackedDtype, arrays: Sequence[Packed]) -> npt.NDArray[Any]:
     return Packed(dtype, b"".join(array.data for array in arrays)).numpy()
 
 
-def _check(row: Row, owner: str) -> None:
-    dtypes = [array.dtype for array in row[:4]]
-    if dtypes != ["int32", "int32", "float32", "uint8"]:
-        msg = f"{owner}: the arrays of a rollout are int32, int32, float32 and uint8, not {dtypes}"
-        raise ValueError(msg)
-    num_completion = len(row.completion_ids)
-    if not len(row.prompt_ids) or not num_completion:
-        msg = f"{owner}: a prompt and a completion have at least one token each"
-        raise ValueError(msg)
-    if not len(row.behavior_logprobs) == len(row.loss_mask) == num_completion:
-        msg = (
-            f"{owner}: {num_completion} completion tokens, but {len(row.behavior_logprobs)}"
-            f" behavior_logprobs and {len(row.loss_mask)} values of loss_mask"
-        )
-        raise ValueError(msg)
+def _check(row: Row, group_id: int | None) -> None:
+    prompt, completion, logprobs, mask, _ = row
+    dtypes = (prompt.dtype, completion.dtype, logprobs.dtype, mask.dtype)
+    lengths = (len(completion), len(logprobs), len(mask))
+    if (
+        dtypes == ("int32", "int32", "float32", "uint8")
+        and lengths == (lengths[0],) * 3
+        and lengths[0]
+        and prompt.data
+    ):
+        return
+    msg = (
+        f"{'a reference' if group_id is None else f'a rollout of group {group_id}'} has"
+        f" {len(prompt)} tokens of prompt, {lengths[0]} of completion, {lengths[1]}"
+        f" behavior_logprobs and {lengths[2]} values of loss_mask, as {', '.join(dtypes)}; it takes"
+        " at least one token of each, as many values as completion tokens, and int32, int32,"
+        " float32, uint8"
+    )
+    raise ValueError(msg)

@@ -82,7 +82,7 @@ class FakeBackend:
 
     async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
         """Take the scripted time; the weights stay as they are."""
-        self._started  # noqa: B018 - raises where there is nothing to train
+        self.specs()  # raises where there is nothing to train
         if self._gradient is not None:
             msg = "gradients are waiting: call optimizer_step or skip_step first"
             raise RuntimeError(msg)
@@ -114,7 +114,7 @@ class FakeBackend:
 
     def specs(self) -> Sequence[TensorSpec]:
         """Describe "w"."""
-        return (TensorSpec(NAME, "float32", (self._size,)),)
+        return (TensorSpec(NAME, "float32", self._started.shape),)
 
     def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
         """Return "w", without a copy, as often as it is named."""

@@ -17,7 +17,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from ratchet.algorithms.losses import Loss, sft_loss
 from ratchet.algorithms.packing import Row
-from ratchet.backends.models import load_model, load_tokenizer, save_model_directory
+from ratchet.backends.models import (
+    load_model,
+    load_tokenizer,
+    named_weights,
+    save_model_directory,
+    weight_specs,
+)
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.gradients import GradientPass
 from ratchet.backends.training.optimizer import Optimizer
@@ -25,7 +31,6 @@ from ratchet.backends.training.sharding import current_ranks, shard, whole
 from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
 from ratchet.config import Config
 from ratchet.errors import RunFailed
-from ratchet.transport.weights.base import TensorSpec
 from ratchet.types import Prompt
 
 
@@ -40,8 +45,8 @@ class Learner:
         model = load_model(model_dir, config.model.dtype)
         self._model: PreTrainedModel = model.to(device)
         shard(self._model, self.ranks, device)
-        self._tensors = self._model.state_dict(keep_vars=True)
-        self.specs = tuple(_specs(self._tensors))
+        self.specs = weight_specs(self._model)
+        self._weights = named_weights(self._model)
         self._optimizer = self._trainer_optimizer()
         self._passes = GradientPass(
             self._model,
@@ -113,7 +118,7 @@ class Learner:
 
     def read(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Return the full tensors, detached."""
-        return [whole(self._tensors[name]) for name in names]
+        return [whole(self._weights[name]) for name in names]
 
     def export(self, path: Path) -> None:
         """Write a directory that appears whole or not at all; rank 0 writes."""
@@ -156,7 +161,7 @@ class Learner:
         """Return the model, or an unsharded copy of it on the CPU."""
         if self.ranks.size == 1:
             return self._model
-        values = {name: whole(tensor).cpu() for name, tensor in self._tensors.items()}
+        values = {name: whole(tensor).cpu() for name, tensor in self._weights.items()}
         dtype = getattr(torch, self._config.model.dtype)
         model = AutoModelForCausalLM.from_config(self._model.config, dtype=dtype)
         model.load_state_dict(values)
@@ -170,12 +175,3 @@ def _device(name: str | None, rank: int) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-def _specs(tensors: Mapping[str, torch.Tensor]) -> Iterator[TensorSpec]:
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first = first_names.setdefault(id(tensor), name)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        alias_of = None if first == name else first
-        yield TensorSpec(name, dtype, tuple(tensor.shape), alias_of)

@@ -43,21 +43,21 @@ def reference_rows(
             )
             raise ConfigError(msg)
         completion = tokenizer.encode(prompt.reference, add_special_tokens=False)
-        prompt_ids = encode_prompt(tokenizer, prompt.text, chat_template=chat_template)
+        prompt_ids = encode_prompt(tokenizer, prompt.text, chat_template)
         rows.append(reference_row(prompt_ids, [*completion, eos]))
     return rows
 
 
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, chat_template: bool
-) -> list[int]:
-    """Return the ids of a prompt: of the text alone, or as a user message up to the answer."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat_template: bool) -> list[int]:
+    """Return the ids of a prompt, as an engine's `encode` does."""
     if not chat_template:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return list(tokenizer.encode(text))
     messages = [{"role": "user", "content": text}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    return ids
+    return list(
+        tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
 
 
 def shuffled_batches(rows: Sequence[Row], batch_size: int, seed: int) -> Iterator[list[Row]]:

@@ -1,0 +1,201 @@
+"""What every training backend promises, run on each of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
+
+from ratchet.backends.training.base import TrainingBackend
+from ratchet.backends.training.fake import FakeBackend
+from ratchet.backends.training.fsdp import create_backend
+from ratchet.types import RolloutGroup
+
+Body = Callable[[TrainingBackend], Awaitable[None]]
+
+
+class Harness:
+    """Makes backends of one kind, runs a test body on each, and closes it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self._config = training_config(warm_start={"steps": 3, "batch_size": 8})
+
+    def backend(self) -> TrainingBackend:
+        if self.kind == "fake":
+            return FakeBackend()
+        model_dir = self.folder / "base"
+        if not model_dir.exists():
+            write_model(self._config, model_dir)
+        return create_backend(self._config, model_dir)
+
+    def run(self, body: Body) -> None:
+        async def main() -> None:
+            backend = self.backend()
+            async with asyncio.timeout(60):
+                await backend.start()
+                try:
+                    await body(backend)
+                finally:
+                    await backend.close()
+
+        asyncio.run(main())
+
+
+@pytest.fixture(params=["fake", "fsdp"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+    return Harness(request.param, tmp_path)
+
+
+@pytest.fixture
+def groups() -> list[RolloutGroup]:
+    return make_groups()
+
+
+def snapshot(backend: TrainingBackend) -> dict[str, torch.Tensor]:
+    names = [spec.name for spec in backend.specs()]
+    return {name: value.clone() for name, value in zip(names, backend.read(names), strict=True)}
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
+
+
+def test_only_the_second_half_changes_the_weights(
+    harness: Harness, groups: list[RolloutGroup]
+) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        before = snapshot(backend)
+        report = await backend.forward_backward(groups)
+        assert report.finite
+        assert "loss" in report.metrics
+        assert equal(snapshot(backend), before)
+        step = await backend.optimizer_step()
+        assert step.applied
+        assert step.metrics.keys() >= {"grad_norm", "lr"}
+        assert not equal(snapshot(backend), before)
+
+    harness.run(body)
+
+
+def test_a_skipped_step_leaves_no_trace(harness: Harness, groups: list[RolloutGroup]) -> None:
+    after: list[dict[str, torch.Tensor]] = []
+
+    async def skipping(backend: TrainingBackend) -> None:
+        before = snapshot(backend)
+        await backend.forward_backward(make_groups(seed=5))
+        await backend.skip_step()
+        assert equal(snapshot(backend), before)
+        await straight(backend)
+
+    async def straight(backend: TrainingBackend) -> None:
+        await backend.forward_backward(groups)
+        await backend.optimizer_step()
+        after.append(snapshot(backend))
+
+    harness.run(skipping)
+    harness.run(straight)
+    assert equal(*after)
+
+
+def test_the_halves_come_in_order(harness: Harness, groups: list[RolloutGroup]) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        with pytest.raises(RuntimeError, match="no gradients"):
+            await backend.optimizer_step()
+        await backend.forward_backward(groups)
+        with pytest.raises(RuntimeError, match="waiting"):
+            await backend.forward_backward(groups)
+        await backend.optimizer_step()
+        with pytest.raises(RuntimeError, match="no gradients"):
+            await backend.optimizer_step()
+        await backend.skip_step()  # harmless
+
+    harness.run(body)
+
+
+def test_an_empty_batch_is_refused(harness: Harness, groups: list[RolloutGroup]) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        with pytest.raises(ValueError, match="at least one group"):
+            await backend.forward_backward([])
+        await backend.forward_backward(groups)
+
+    harness.run(body)
+
+
+def test_specs_are_fixed_and_describe_what_is_read(
+    harness: Harness, groups: list[RolloutGroup]
+) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        specs = backend.specs()
+        assert len({spec.name for spec in specs}) == len(specs)
+        for spec, tensor in zip(specs, backend.read([s.name for s in specs]), strict=True):
+            assert tuple(tensor.shape) == spec.shape
+            assert str(tensor.dtype) == f"torch.{spec.dtype}"
+            assert not tensor.requires_grad
+        await backend.forward_backward(groups)
+        await backend.optimizer_step()
+        assert list(backend.specs()) == list(specs)
+        reverse = [spec.name for spec in reversed(specs)]
+        for left, right in zip(
+            backend.read(reverse), reversed(snapshot(backend).values()), strict=True
+        ):
+            assert torch.equal(left, right)
+
+    harness.run(body)
+
+
+def test_the_same_calls_give_the_same_weights(harness: Harness, groups: list[RolloutGroup]) -> None:
+    results: list[dict[str, torch.Tensor]] = []
+
+    async def body(backend: TrainingBackend) -> None:
+        await backend.warm_start(copy_prompts(16))
+        for _ in range(2):
+            await backend.forward_backward(groups)
+            await backend.optimizer_step()
+        results.append(snapshot(backend))
+
+    harness.run(body)
+    harness.run(body)
+    assert equal(*results)
+
+
+def test_a_warm_start_changes_the_weights_and_says_the_loss(harness: Harness) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        before = snapshot(backend)
+        assert "loss" in await backend.warm_start(copy_prompts(16))
+        assert not equal(snapshot(backend), before)
+
+    harness.run(body)
+
+
+def test_an_export_makes_a_new_directory(harness: Harness) -> None:
+    async def body(backend: TrainingBackend) -> None:
+        path = harness.folder / "deep" / "model"
+        await backend.export(path)
+        assert any(path.iterdir())
+        assert [each.name for each in path.parent.iterdir()] == ["model"]  # nothing half-written
+        with pytest.raises(FileExistsError):
+            await backend.export(path)
+
+    harness.run(body)
+
+
+def test_nothing_works_before_start_or_after_close(harness: Harness) -> None:
+    async def main() -> None:
+        backend = harness.backend()
+        with pytest.raises(RuntimeError, match="not started"):
+            backend.specs()
+        await backend.start()
+        await backend.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await backend.forward_backward(make_groups())
+        with pytest.raises(RuntimeError, match="closed"):
+            backend.read([])
+        await backend.close()
+
+    asyncio.run(main())
