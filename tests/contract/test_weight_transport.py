@@ -1,10 +1,13 @@
-"""Every weight transport, by name: what arrives is what was sent, or nothing is stamped."""
+"""Every weight transport, by name: what arrives is what was sent, or nothing is stamped; and
+whatever happened, no engine stays paused and the next transfer works.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +16,49 @@ from tests.helpers.weights import FakeSink, FakeSource, digest_of_tensors, make_
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, SendReport, WeightReceiver
+from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.registry import open_receiver, open_sender
+from ratchet.types import WeightManifest
 
-SMALL, STREAMED = 64.0, 0.125
-"""MiB per bucket: the whole model in one, and in many"""
-MANY = [pytest.param(1, id="one engine"), pytest.param(3, id="three engines")]
+WHOLE, STREAMED = 64.0, 0.125
+"""MiB per bucket: the model fits in one, or is many times what an engine's end may hold"""
+
+pytestmark = pytest.mark.parametrize("transport", ["broadcast"])
+both_sizes = pytest.mark.parametrize(
+    "bucket_mib", [pytest.param(WHOLE, id="whole"), pytest.param(STREAMED, id="streamed")]
+)
+one_and_three = pytest.mark.parametrize("num_engines", [1, 3])
 
 
 class Fleet:
-    """A sender and its engines, in one process."""
+    """A sender and its engines in one process."""
 
     def __init__(
-        self, source: FakeSource, sinks: Sequence[FakeSink], config: WeightsConfig
+        self,
+        transport: str,
+        num_engines: int = 1,
+        *,
+        bucket_mib: float = WHOLE,
+        timeout_s: float = 10.0,
+        verify: bool = True,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        self.source = source
-        self.config = config
-        self.sender = open_sender(config, "127.0.0.1", source)
-        self.sinks = {f"rollout-{n}/a": sink for n, sink in enumerate(sinks)}
-        self.receivers: dict[str, WeightReceiver] = {
-            name: open_receiver(config) for name in self.sinks
-        }
+        self.config = WeightsConfig(
+            transport=transport, bucket_mib=bucket_mib, timeout_s=timeout_s, verify=verify
+        )
+        self.source = FakeSource(make_tensors(1), aliases)
+        self.sender = open_sender(self.config, "127.0.0.1", self.source)
+        self.sinks: dict[str, FakeSink] = {}
+        self.receivers: dict[str, WeightReceiver] = {}
         self.version = 0
+        for _ in range(num_engines):
+            self.add(FakeSink(self.source.tensors, aliases))
+
+    def add(self, sink: FakeSink) -> str:
+        name = f"rollout-{len(self.sinks)}/a"
+        self.sinks[name] = sink
+        self.receivers[name] = open_receiver(self.config)
+        return name
 
     async def __aenter__(self) -> Fleet:
         return self
@@ -43,48 +68,646 @@ class Fleet:
             await receiver.close()
         await self.sender.close()
 
-    async def sync(
-        self, names: Sequence[str] | None = None
-    ) -> tuple[SendReport | BaseException, dict[str, LoadReport | BaseException]]:
+    def start(
+        self, names: Sequence[str] | None = None, absent: Sequence[str] = ()
+    ) -> tuple[asyncio.Task[SendReport], dict[str, asyncio.Task[LoadReport]]]:
+        """Publish the next version, with new values."""
         names = list(self.sinks) if names is None else names
         self.version += 1
+        self.source.tensors = make_tensors(self.version)
         manifest, routes = self.sender.plan(1, self.version, self.version, names)
-        loads = [
-            self.receivers[name].receive(manifest, routes[name], self.sinks[name], "in_place")
-            for name in names
-            if name in self.receivers
-        ]
-        async with asyncio.timeout(30):
-            sent, *loaded = await asyncio.gather(
-                self.sender.send(manifest), *loads, return_exceptions=True
+        loads = {
+            name: asyncio.create_task(
+                self.receivers[name].receive(manifest, routes[name], self.sinks[name], "in_place")
             )
-        return sent, dict(zip([n for n in names if n in self.receivers], loaded, strict=True))
+            for name in names
+            if name not in absent
+        }
+        return asyncio.create_task(self.sender.send(manifest)), loads
+
+    async def sync(
+        self, names: Sequence[str] | None = None, absent: Sequence[str] = ()
+    ) -> tuple[SendReport | BaseException, list[LoadReport | BaseException]]:
+        send, loads = self.start(names, absent)
+        sent, *loaded = await asyncio.gather(send, *loads.values(), return_exceptions=True)
+        return sent, loaded
+
+    async def sync_well(self, names: Sequence[str] | None = None) -> str:
+        """Publish the next version; every engine must hold it."""
+        sent, loaded = await self.sync(names)
+        assert isinstance(sent, SendReport), sent
+        bucket_bytes = int(self.config.bucket_mib * 2**20)
+        assert sent.digest == digest_of_tensors(self.source.tensors, bucket_bytes)
+        for name, report in zip(names or self.sinks, loaded, strict=True):
+            assert isinstance(report, LoadReport), report
+            assert report.digest == sent.digest
+            sink = self.sinks[name]
+            assert sink.version == self.version
+            assert not sink.paused
+            for key in sink.tensors:
+                expected = self.source.tensors[self.source.aliases.get(key, key)]
+                assert torch.equal(sink.tensors[key], expected), key
+        return sent.digest
 
 
-@pytest.mark.parametrize("bucket_mib", [SMALL, STREAMED])
-@pytest.mark.parametrize("num_engines", MANY)
-def test_every_engine_holds_what_was_sent(num_engines: int, bucket_mib: float) -> None:
-    config = WeightsConfig(bucket_mib=bucket_mib, timeout_s=10.0)
+def run(main: Callable[[], Any], limit_s: float = 30.0) -> None:
+    """Run a test's coroutine; the limit is for a test that hangs, not for one that is slow."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(limit_s):
+            await main()
+
+    asyncio.run(limited())
+
+
+def within(seconds: float) -> asyncio.Timeout:
+    return asyncio.timeout(seconds)
+
+
+@both_sizes
+@one_and_three
+def test_every_engine_holds_what_was_sent(
+    transport: str, num_engines: int, bucket_mib: float
+) -> None:
+    async def main() -> None:
+        async with Fleet(transport, num_engines, bucket_mib=bucket_mib) as fleet:
+            digests = [await fleet.sync_well() for _ in range(3)]
+            assert len(set(digests)) == 3
+            assert not any(name.startswith("MainThread") for name in fleet.source.threads)
+
+    run(main)
+
+
+@both_sizes
+def test_order_is_pause_write_verify_stamp_resume(transport: str, bucket_mib: float) -> None:
+    async def main() -> None:
+        async with Fleet(transport, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            (sink,) = fleet.sinks.values()
+            order = list(dict.fromkeys(sink.events))
+            assert order == ["pause", "write", "read", "stamp", "resume"]
+            assert [sink.events.count(event) for event in ("pause", "stamp", "resume")] == [1, 1, 1]
+
+    run(main)
+
+
+@pytest.mark.parametrize("engine_ties", [True, False])
+def test_tied_parameters_travel_once(transport: str, engine_ties: bool) -> None:
+    tie = {"head.weight": "embed.weight"}
 
     async def main() -> None:
-        source = FakeSource(make_tensors(1))
-        sinks = [FakeSink(source.tensors) for _ in range(num_engines)]
-        async with Fleet(source, sinks, config) as fleet:
-            digests = []
-            for seed in (1, 2, 3):
-                source.tensors = make_tensors(seed)
-                expected = digest_of_tensors(source.tensors, int(bucket_mib * 2**20))
-                sent, loaded = await fleet.sync()
-                assert isinstance(sent, SendReport), sent
-                assert sent.digest == expected
-                for sink, report in zip(sinks, loaded.values(), strict=True):
-                    assert isinstance(report, LoadReport), report
-                    assert report.digest == expected
-                    assert sink.version == fleet.version
-                    assert not sink.paused
-                    for name, tensor in source.tensors.items():
-                        assert torch.equal(sink.tensors[name], tensor), name
-                digests.append(sent.digest)
-            assert len(set(digests)) == 3
+        async with Fleet(transport, aliases=tie) as tied, Fleet(transport) as untied:
+            if not engine_ties:
+                own = {**tied.source.tensors, "head.weight": tied.source.tensors["embed.weight"]}
+                tied.sinks = {name: FakeSink(own) for name in tied.sinks}
+            digest = await tied.sync_well()
+            assert digest == await untied.sync_well()
 
-    asyncio.run(main())
+    run(main)
+
+
+def test_parameters_tied_only_at_the_engine_are_refused(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            tensors = dict(fleet.source.tensors)
+            del tensors["layers.1.weight"]
+            fleet.sinks = {
+                name: FakeSink(tensors, {"layers.1.weight": "layers.0.weight"})
+                for name in fleet.sinks
+            }
+            sent, (loaded,) = await fleet.sync()
+            assert isinstance(sent, TransferFailed)
+            assert isinstance(loaded, WeightsMismatch)
+            assert "layers.1.weight and layers.0.weight" in str(loaded)
+
+    run(main)
+
+
+@both_sizes
+def test_one_bit_lost_in_transit_is_caught(
+    transport: str, bucket_mib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspect = Arrived.inspect
+    broken: list[int] = []
+
+    def flip(bucket: torch.Tensor, slots: Any, *, each: bool) -> Arrived:
+        if not broken:
+            bucket[70] ^= 1
+            broken.append(1)
+        return inspect(bucket, slots, each=each)
+
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            monkeypatch.setattr(Arrived, "inspect", flip)
+            sent, loaded = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            failed = [
+                (sink, report)
+                for sink, report in zip(fleet.sinks.values(), loaded, strict=True)
+                if not isinstance(report, LoadReport)
+            ]
+            ((sink, error),) = failed
+            assert isinstance(error, WeightsMismatch)
+            assert "bucket 0" in str(error)
+            # verified before the engine is touched, where all of it fits into staging memory
+            assert sink.version == (1 if bucket_mib == WHOLE else None)
+            assert sink.events.count("pause") == (1 if bucket_mib == WHOLE else 2)
+            assert not sink.paused
+            await fleet.sync_well()
+
+    run(main)
+
+
+@both_sizes
+@pytest.mark.parametrize("name", ["layers.0.weight", "steps", "norm.weight"])
+def test_one_bit_lost_in_the_engine_is_caught(transport: str, bucket_mib: float, name: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            (sink,) = fleet.sinks.values()
+
+            def flip() -> None:
+                if sink.events.count("read") == reads + 1:
+                    sink.tensors[name].view(-1).view(torch.uint8)[-1] ^= 1
+
+            reads = sink.events.count("read")
+            sink.on["read"] = flip
+            sent, (loaded,) = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert isinstance(loaded, WeightsMismatch)
+            assert name in str(loaded)
+            assert sink.version is None
+            assert not sink.paused
+            del sink.on["read"]
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_only_the_read_back_sees_a_bit_lost_in_the_engine(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, verify=False) as fleet:
+            (sink,) = fleet.sinks.values()
+            sink.on["stamp"] = lambda: sink.tensors["norm.weight"].zero_()
+            _, (loaded,) = await fleet.sync()
+            assert isinstance(loaded, LoadReport)
+            assert "read" not in sink.events
+
+    run(main)
+
+
+def test_an_untied_copy_in_the_engine_is_verified_too(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, aliases={"head.weight": "embed.weight"}) as fleet:
+            own = {**fleet.source.tensors, "head.weight": fleet.source.tensors["embed.weight"]}
+            sink = FakeSink(own)
+            fleet.sinks = dict.fromkeys(fleet.sinks, sink)
+            sink.on["read"] = lambda: sink.tensors["head.weight"].zero_()
+            _, (loaded,) = await fleet.sync()
+            assert isinstance(loaded, WeightsMismatch)
+            assert "head.weight" in str(loaded)
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype"])
+def test_a_parameter_that_does_not_fit_is_named_at_both_ends(transport: str, fault: str) -> None:
+    def misfit(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        changed = dict(tensors)
+        name = "layers.3.weight"
+        if fault == "missing":
+            changed["layers.3.bias"] = torch.zeros(5)
+        elif fault == "unknown":
+            del changed[name]
+        else:
+            changed[name] = changed[name][:7] if fault == "shape" else changed[name].float()
+        return changed
+
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            good, bad = fleet.sinks
+            fleet.sinks[bad] = FakeSink(misfit(fleet.source.tensors), version=1)
+            async with within(5):
+                sent, (left, refused) = await fleet.sync()
+            assert isinstance(refused, WeightsMismatch)
+            assert isinstance(sent, TransferFailed)
+            assert isinstance(left, TransferFailed)
+            for error in (sent, left, refused):
+                assert "layers.3." in str(error)
+            assert bad in str(sent)
+            assert fleet.sinks[bad].events == []
+            assert fleet.sinks[good].version == 1
+            await fleet.sync_well([good])
+
+    run(main)
+
+
+@both_sizes
+@pytest.mark.parametrize("method", ["pause", "write", "read", "stamp"])
+def test_an_engine_that_fails_is_resumed_and_the_others_go_on(
+    transport: str, bucket_mib: float, method: str
+) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            _, bad, _ = fleet.sinks.values()
+            bad.fail_in = method
+            sent, loaded = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert isinstance(loaded[0], LoadReport)
+            assert isinstance(loaded[2], LoadReport)
+            assert str(loaded[1]) == f"the engine fails in {method}"
+            assert not bad.paused
+            assert bad.version == (1 if method == "pause" else None)
+            bad.fail_in = None
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_that_fails_in_the_middle_of_a_stream_does_not_hold_the_others(
+    transport: str,
+) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED) as fleet:
+            bad = next(iter(fleet.sinks.values()))
+            bad.fail_in, bad.fail_after = "write", 2
+            sent, loaded = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert isinstance(loaded[0], RuntimeError)
+            assert all(isinstance(report, LoadReport) for report in loaded[1:])
+            bad.fail_in = None
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_that_does_not_come_is_named(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, timeout_s=1.0) as fleet:
+            absent = list(fleet.sinks)[1]
+            sent, loaded = await fleet.sync(absent=[absent])
+            assert isinstance(sent, TransferFailed)
+            assert absent in str(sent)
+            assert all(isinstance(report, TransferFailed) for report in loaded)
+            assert all(sink.events == [] for sink in fleet.sinks.values())
+            await fleet.sync_well([name for name in fleet.sinks if name != absent])
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_engines_end_at_once_when_the_transfer_fails_before_it_begins(transport: str) -> None:
+    """Long before their own deadline, and without being told by anyone else."""
+
+    async def main() -> None:
+        async with Fleet(transport, 2, timeout_s=1.0) as fleet:
+            absent, here = fleet.sinks
+            send, loads = fleet.start(absent=[absent])
+            (error,) = await asyncio.gather(loads[here], return_exceptions=True)
+            assert isinstance(error, TransferFailed)
+            assert absent in str(error), "it says why, in the sender's words"
+            with pytest.raises(TransferFailed):
+                await send
+
+    run(main)
+
+
+def test_membership_changes(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3) as fleet:
+            a, b, c = fleet.sinks
+            for names in ([a], [a, b], [a, b, c], [c, b, a], [b], [b, c], [b, c], [a, b, c]):
+                await fleet.sync_well(names)
+            late = fleet.add(FakeSink(fleet.source.tensors))
+            await fleet.sync_well([late])
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_starts_again_under_a_new_incarnation(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            first, second = fleet.sinks
+            await fleet.receivers[second].close()
+            again = second.replace("/a", "/b")
+            fleet.sinks = {first: fleet.sinks[first], again: FakeSink(fleet.source.tensors)}
+            fleet.receivers[again] = open_receiver(fleet.config)
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_that_lost_its_receiver_rejoins_under_the_same_name(transport: str) -> None:
+    """Both ends must agree that they hold the same group before they use it."""
+
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            name = next(iter(fleet.sinks))
+            await fleet.receivers[name].close()
+            fleet.receivers[name] = open_receiver(fleet.config)
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_a_trainer_takes_over_with_another_sender(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            await fleet.sender.close()
+            fleet.sender = open_sender(fleet.config, "127.0.0.1", fleet.source)
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_abort_ends_a_load_that_waits_for_the_trainer(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            absent, here = fleet.sinks
+            send, loads = fleet.start(absent=[absent])
+            await asyncio.sleep(0)
+            fleet.receivers[here].abort("another engine is gone")
+            fleet.receivers[here].abort("told twice")
+            async with within(1):
+                with pytest.raises(TransferFailed, match="another engine is gone"):
+                    await loads[here]
+            send.cancel()
+            await asyncio.wait([send])
+            await fleet.sync_well()
+
+    run(main)
+
+
+@both_sizes
+def test_abort_in_the_middle_of_a_transfer(transport: str, bucket_mib: float) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            go_on, reached = threading.Event(), threading.Event()
+            calls: list[int] = []
+
+            def stop(names: Sequence[str]) -> None:
+                calls.append(1)
+                if len(calls) == min(5, num_buckets):
+                    reached.set()
+                    assert go_on.wait(20)
+
+            num_buckets = 1 if bucket_mib == WHOLE else 9
+            fleet.source.on_read = stop
+            send, loads = fleet.start()
+            await asyncio.to_thread(reached.wait, 10)
+            for name in fleet.sinks:
+                fleet.receivers[name].abort("the trainer is gone")
+                fleet.receivers[name].abort("harmless")
+            async with within(1):  # the connections are still open, the sender still holds them
+                results = await asyncio.gather(*loads.values(), return_exceptions=True)
+            assert [str(result) for result in results] == ["the trainer is gone"] * 2
+            assert all(isinstance(result, TransferFailed) for result in results)
+            for sink in fleet.sinks.values():
+                assert not sink.paused
+                assert sink.version == (1 if bucket_mib == WHOLE else None)
+            go_on.set()
+            await asyncio.wait([send])
+            fleet.source.on_read = lambda names: None
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_aborted_version_is_never_stamped(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            ((name, sink),) = fleet.sinks.items()
+            sink.on["read"] = lambda: fleet.receivers[name].abort("the version is burnt")
+            sent, (loaded,) = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert str(loaded) == "the version is burnt"
+            assert sink.version is None
+            assert "stamp" not in sink.events
+            assert not sink.paused
+            del sink.on["read"]
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_abort_after_the_stamp_is_too_late(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            ((name, sink),) = fleet.sinks.items()
+            fleet.receivers[name].abort("there is nothing to abort")
+            sink.on["stamp"] = lambda: fleet.receivers[name].abort("too late")
+            await fleet.sync_well()
+            fleet.receivers[name].abort("there is nothing to abort")
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_a_cancelled_load_resumes_its_engine(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            (sink,) = fleet.sinks.values()
+            sink.hold["write"] = asyncio.Event()
+            send, loads = fleet.start()
+            await sink.entered["write"].wait()
+            assert sink.paused
+            (load,) = loads.values()
+            load.cancel()
+            await asyncio.wait([load, send])
+            assert load.cancelled()
+            assert not sink.paused
+            sink.hold.clear()
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_a_cancelled_send_frees_the_engines(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            await fleet.sync_well()
+            absent, here = fleet.sinks
+            send, loads = fleet.start(absent=[absent])
+            await asyncio.sleep(0)
+            send.cancel()
+            async with within(2):
+                with pytest.raises(TransferFailed, match="given up"):
+                    await loads[here]
+                await asyncio.wait([send])
+            assert send.cancelled()
+            await fleet.sync_well()
+
+    run(main)
+
+
+@both_sizes
+def test_a_trainer_that_cannot_read_frees_the_engines(transport: str, bucket_mib: float) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            calls: list[int] = []
+
+            def fail(names: Sequence[str]) -> None:
+                calls.append(1)
+                if len(calls) == (1 if bucket_mib == WHOLE else 5):
+                    msg = "out of memory"
+                    raise RuntimeError(msg)
+
+            fleet.source.on_read = fail
+            async with within(3):
+                sent, loaded = await fleet.sync()
+            assert str(sent) == "out of memory"
+            assert all(isinstance(report, TransferFailed) for report in loaded)
+            assert not any(sink.paused for sink in fleet.sinks.values())
+            fleet.source.on_read = lambda names: None
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_a_tensor_that_is_not_as_announced_is_not_converted(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            source = fleet.source
+            specs = source.specs()
+            source.specs = lambda: specs  # type: ignore[method-assign]
+
+            def widen(names: Sequence[str]) -> None:
+                source.tensors["layers.0.weight"] = source.tensors["layers.0.weight"].float()
+
+            source.on_read = widen
+            async with within(3):
+                sent, (loaded,) = await fleet.sync()
+            assert isinstance(sent, TransferFailed)
+            assert "layers.0.weight" in str(sent)
+            assert isinstance(loaded, TransferFailed)
+
+    run(main)
+
+
+@pytest.mark.parametrize("method", ["pause", "write", "read"])
+def test_an_engine_that_hangs_ends_by_the_deadline(transport: str, method: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2, timeout_s=1.0) as fleet:
+            await fleet.sync_well()
+            stuck, well = fleet.sinks.values()
+            stuck.hold[method] = asyncio.Event()
+            async with within(3):
+                sent, (late, loaded) = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert isinstance(loaded, LoadReport)
+            assert isinstance(late, TransferFailed)
+            assert str(late) == "version 2 was not loaded within 1 s"
+            assert not stuck.paused
+            assert stuck.version == (1 if method == "pause" else None)
+            stuck.hold.clear()
+            await fleet.sync_well()
+            assert well.version == fleet.version
+
+    run(main)
+
+
+def test_the_event_loop_goes_on_while_the_trainer_reads(transport: str) -> None:
+    """The read ends only when the loop, which would be blocked by it, says so."""
+
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            go_on, reached = threading.Event(), threading.Event()
+
+            def wait(names: Sequence[str]) -> None:
+                reached.set()
+                assert go_on.wait(20)
+
+            fleet.source.on_read = wait
+            send, loads = fleet.start()
+            await asyncio.to_thread(reached.wait, 10)
+            go_on.set()
+            await asyncio.gather(send, *loads.values())
+
+    run(main)
+
+
+def test_a_trainer_that_reads_for_ever_ends_by_the_deadline(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, timeout_s=0.5) as fleet:
+            go_on = threading.Event()
+            fleet.source.on_read = lambda names: assert_true(go_on.wait(20))
+            async with within(4):
+                sent, (loaded,) = await fleet.sync()
+            assert isinstance(sent, TransferFailed)
+            assert "could not be read in time" in str(sent)
+            assert isinstance(loaded, TransferFailed)
+            go_on.set()
+            fleet.source.on_read = lambda names: None
+            await fleet.sync_well()
+
+    run(main)
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_a_second_load_at_the_same_time_is_refused(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 2) as fleet:
+            absent, here = fleet.sinks
+            send, loads = fleet.start(absent=[absent])
+            await asyncio.sleep(0)
+            send.cancel()
+            send_again, again = fleet.start([here])
+            with pytest.raises(TransferFailed, match="abort that first"):
+                await again[here]
+            with pytest.raises(TransferFailed, match="given up"):
+                await loads[here]
+            send_again.cancel()
+            await asyncio.wait([send, send_again])
+
+    run(main)
+
+
+def test_nothing_is_sent_to_nobody(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 0) as fleet:
+            with pytest.raises(TransferFailed, match="no engine"):
+                fleet.sender.plan(1, 5, 5, [])
+
+    run(main)
+
+
+def test_only_the_last_plan_is_sent(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            old, _ = fleet.sender.plan(1, 5, 5, list(fleet.sinks))
+            fleet.sender.plan(1, 6, 6, list(fleet.sinks))
+            with pytest.raises(RuntimeError, match="version 5"):
+                await fleet.sender.send(old)
+            assert isinstance(old, WeightManifest)
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_says_that_nobody_serves(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport) as fleet:
+            manifest, routes = fleet.sender.plan(1, 1, 1, list(fleet.sinks))
+            await fleet.sender.close()
+            ((name, sink),) = fleet.sinks.items()
+            async with within(3):
+                with pytest.raises(TransferFailed, match="no trainer serves"):
+                    await fleet.receivers[name].receive(manifest, routes[name], sink, "in_place")
+            assert sink.events == []
+            fleet.sender = open_sender(fleet.config, "127.0.0.1", fleet.source)
+            await fleet.sync_well()
+
+    run(main)

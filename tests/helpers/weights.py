@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 
@@ -15,7 +15,6 @@ from ratchet.transport.weights.digest import digest_parts, whole_digest
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 from ratchet.types import PauseMode, PolicyVersion
 
-T = TypeVar("T")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -95,6 +94,7 @@ class FakeSink:
         self.on: dict[str, Callable[[], None]] = {}
         self.hold: dict[str, asyncio.Event] = {}
         """methods that wait for an event"""
+        self.entered: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def specs(self) -> Sequence[TensorSpec]:
         return specs_of(self.tensors, self.aliases)
@@ -123,6 +123,7 @@ class FakeSink:
 
     async def _enter(self, method: str) -> None:
         self.events.append(method)
+        self.entered[method].set()
         if method in self.hold:
             await self.hold[method].wait()
         if method == self.fail_in:

@@ -43,7 +43,9 @@ from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_
 from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
 
 _GRACE_S: Final = 1.0
-"""What the event loop leaves a thread beyond the deadline, to say itself what went wrong."""
+"""Who waits for another that has the same deadline waits so much longer: the event loop for its
+thread, an engine for the trainer, so that the one who knows says what went wrong.
+"""
 
 
 class _Transfer(NamedTuple):
@@ -116,12 +118,15 @@ class BroadcastSender:
             raise RuntimeError(msg)
         deadline = Deadline(self._config.timeout_s)
         link = self._link
+        scope = asyncio.timeout(deadline.left_s + _GRACE_S)
         sent = False
         try:
-            async with asyncio.timeout(deadline.left_s + _GRACE_S):
+            async with scope:
                 report = await link.run(lambda: self._send(link, transfer, deadline))
             sent = True
         except TimeoutError:
+            if not scope.expired():
+                raise
             msg = (
                 f"sending version {manifest.version} took longer than {deadline.timeout_s:g} s:"
                 " the trainer's parameters could not be read in time"
@@ -208,7 +213,7 @@ class BroadcastReceiver:
         if self._scope is not None:
             msg = "this engine is still receiving an earlier version; abort that first"
             raise TransferFailed(msg)
-        scope = self._scope = asyncio.timeout(route.timeout_s)
+        scope = self._scope = asyncio.timeout(route.timeout_s + _GRACE_S)
         self._reason = None
         try:
             async with scope:
@@ -221,8 +226,10 @@ class BroadcastReceiver:
             self._scope = None
 
     def abort(self, reason: str) -> None:
-        """End a pending `receive`, unless it has begun to stamp the version."""
-        if self._scope is not None and not self._scope.expired():
+        """End a pending `receive`, unless it has begun to stamp the version. The first reason
+        counts.
+        """
+        if self._scope is not None and self._reason is None and not self._scope.expired():
             self._reason = reason
             self._scope.reschedule(0.0)
 
@@ -285,7 +292,7 @@ class BroadcastReceiver:
 
 def _take(link: Link, manifest: WeightManifest, route: WeightRoute, inbox: Inbox) -> None:
     """Join the transfer and hand over what arrives."""
-    deadline = Deadline(route.timeout_s)
+    deadline = Deadline(route.timeout_s + _GRACE_S)
     announce(link, route, Ready(route.rank, link.holds), deadline)
     name = wait_for_go(link, route, deadline)
     group = link.enter(name, route.backend, route.rank, route.world_size, deadline)

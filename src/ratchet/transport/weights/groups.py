@@ -15,6 +15,7 @@ import socket
 import time
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
@@ -33,6 +34,10 @@ _c10d: Final[Any] = dist
 
 _cuda: Final[Any] = torch.cuda
 _PATH: Final = re.compile(r"^\[[^]]*\]\s*")
+
+
+_CONNECT: Final = timedelta(seconds=1)
+"""One try to connect to a store, after which it is asked again whether anybody listens."""
 
 
 class Deadline:
@@ -92,6 +97,7 @@ class GlooGroup:
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = deadline.left
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
+        self._works: list[Any] = []
         self._group: Any = called(
             lambda: _c10d.ProcessGroupGloo(_c10d.PrefixStore(name, store), rank, size, options)
         )
@@ -105,24 +111,14 @@ class GlooGroup:
         options = _c10d.BroadcastOptions()
         options.rootRank = 0
         options.timeout = deadline.left
-        pending = [called(lambda: self._open.broadcast([data], options))]
-
-        def wait() -> None:
-            # popped, so that no frame of a traceback holds the operation and with it the group
-            called(lambda: pending.pop().wait())
-
-        return wait
+        self._works.append(called(lambda: self._group.broadcast([data], options)))
+        # popped, so that no frame of a traceback holds the operation, which holds the group
+        return lambda: called(lambda: self._works.pop(0).wait())
 
     def close(self) -> None:
-        """Drop the group."""
+        """Drop the group and what it has begun."""
+        self._works.clear()
         self._group = None
-
-    @property
-    def _open(self) -> Any:
-        if self._group is None:
-            msg = "the process group is closed"
-            raise TransferFailed(msg)
-        return self._group
 
 
 class NcclGroup:
@@ -252,18 +248,29 @@ def connect_store(host: str, port: int, deadline: Deadline) -> tuple[TCPStore, s
     Raises:
         TransferFailed: if nobody serves there.
     """
-    try:  # torch goes on trying until its timeout where nobody listens
-        with socket.create_connection((host, port), timeout=deadline.left_s) as probe:
-            address: str = probe.getsockname()[0]
-    except OSError as error:
-        msg = f"no trainer serves weights at {host}:{port}: {error.strerror or error}"
-        raise TransferFailed(msg) from None
-    store: TCPStore = called(
-        lambda: _c10d.TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=deadline.left
-        )
-    )
-    return store, address
+    while True:
+        try:  # torch goes on trying until its timeout where nobody listens
+            with socket.create_connection((host, port), timeout=deadline.left_s or 0.001) as probe:
+                address: str = probe.getsockname()[0]
+        except OSError as error:
+            msg = f"no trainer serves weights at {host}:{port}: {error.strerror or error}"
+            raise TransferFailed(msg) from None
+        try:
+            store: TCPStore = called(
+                partial(
+                    _c10d.TCPStore,
+                    host,
+                    port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=min(deadline.left, _CONNECT),
+                )
+            )
+        except TransferFailed:  # it may have gone meanwhile, or it is slow
+            if not deadline.left_s:
+                raise
+        else:
+            return store, address
 
 
 def called(call: Callable[[], T]) -> T:
