@@ -112,11 +112,7 @@ class BufferActor(RoleActor[_Inbox]):
         self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
         self._workers: dict[str, RolloutStats] = {}
         self._lease_timer = False
-
-    def on_start(self) -> None:
-        """Register, and start the clock of the ledger."""
-        super().on_start()
-        self.after(_FLUSH_S, FlushLedger())
+        self._flush_timer = False
 
     def on_stop(self) -> None:
         """Make the ledger durable."""
@@ -148,12 +144,15 @@ class BufferActor(RoleActor[_Inbox]):
             case CheckLeases():
                 self._end_leases()
             case FlushLedger():
+                self._flush_timer = False
                 self._table.flush()
-                self.after(_FLUSH_S, FlushLedger())
             case _:
                 assert_never(message)
         self._serve()
         self._issue()
+        if self._table.dirty and not self._flush_timer:
+            self._flush_timer = True
+            self.after(_FLUSH_S, FlushLedger())
 
     # --- issue
 

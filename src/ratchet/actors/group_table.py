@@ -67,6 +67,8 @@ class GroupTable:
         self._queued: dict[int, Entry] = {}  # first in, first out
         self._batched: dict[int, Entry] = {}
         self._window = Window()
+        self.dirty = False
+        """There are transitions that a flush would make durable."""
 
     @property
     def num_in_flight(self) -> int:
@@ -97,6 +99,7 @@ class GroupTable:
         entry.worker, entry.incarnation = worker
         entry.lease_end = until
         self._in_flight[entry.group_id] = entry
+        self.dirty = True
         self._ledger.claim(entry.group_id, entry.attempt, entry.worker, self._wall())
         return entry
 
@@ -130,6 +133,7 @@ class GroupTable:
         del self._in_flight[entry.group_id]
         entry.group, entry.versions = group, versions
         self._queued[entry.group_id] = entry
+        self.dirty = True
         self._ledger.finish(
             entry.group_id,
             entry.attempt,
@@ -152,6 +156,7 @@ class GroupTable:
         """Hand queued groups to the trainer."""
         for entry in entries:
             self._batched[entry.group_id] = self._queued.pop(entry.group_id)
+        self.dirty = True
         self._ledger.batch(
             [entry.group_id for entry in entries],
             step,
@@ -168,6 +173,7 @@ class GroupTable:
         """Forget groups that an optimiser step has used."""
         for group_id in group_ids:
             del self._batched[group_id]
+        self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
 
     def reject(self, group_id: int, reason: str) -> None:
@@ -196,6 +202,7 @@ class GroupTable:
         """Forget a group, and remember why."""
         self._take_out(entry)
         self._window.dropped[reason] += 1
+        self.dirty = True
         self._ledger.drop(entry.group_id, reason, self._wall())
 
     def take_window(self) -> Window:
@@ -207,6 +214,7 @@ class GroupTable:
         """Make the ledger durable up to here."""
         self._ledger.save_cursor(self._source.epoch, self._source.position)
         self._ledger.flush()
+        self.dirty = False
 
     def close(self) -> None:
         """Flush, and close the ledger."""
@@ -215,6 +223,7 @@ class GroupTable:
 
     def _again(self, entry: Entry, reason: str) -> None:
         self._take_out(entry)
+        self.dirty = True
         self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall())
         entry.attempt += 1
         entry.group, entry.versions = None, ()

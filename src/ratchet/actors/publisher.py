@@ -28,7 +28,7 @@ from ratchet.messages import (
     WeightsLoaded,
 )
 from ratchet.observability.logs import Log
-from ratchet.staleness import Lineage
+from ratchet.staleness import Lineage, Position
 from ratchet.transport.mailbox.base import Directory, Ref
 from ratchet.transport.weights.base import SendReport, WeightSender
 from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
@@ -73,11 +73,12 @@ class Publisher:
         self.term: Term = 0
         self.lineage = Lineage()
         self.version: PolicyVersion | None = None
-        """The last version that this trainer reserved."""
+        """The number of the weights in hand; None before the first is reserved."""
         self.live: PolicyVersion | None = None
         """The version of the weights in hand, if it is live."""
         self.holders: dict[str, RoleInfo] = {}
         """The engines that hold the live version."""
+        self._rollouts: tuple[RoleInfo, ...] = ()
         self._sender = sender
         self._directory = directory
         self._ask = ask
@@ -90,39 +91,63 @@ class Publisher:
         self.term = term
         self.lineage = Lineage(versions)
 
-    def weights_changed(self) -> None:
-        """Note, under the lock, that the weights in hand are no longer those of a live version."""
+    @property
+    def position(self) -> Position:
+        """The weights in hand: their number, and their optimiser step."""
+        if self.version is None:
+            msg = "the trainer has not reserved a version yet"
+            raise RuntimeError(msg)
+        return Position(self.version, self.lineage.step(self.version))
+
+    async def reserve(self, step: int) -> None:
+        """Give the weights in hand a number of their own; the caller holds the lock.
+
+        From here on a token of this version may be judged, and the trainer's own position is this
+        version, whether it will be live or burnt: a burnt number names weights that nobody got, and
+        the next version still descends from them.
+
+        Raises:
+            StaleTerm: if another trainer has taken over.
+        """
         self.live = None
         self.holders = {}
+        parent = self.version
+        reserved: VersionReserved = await self._ask(
+            self._directory.ref(REGISTRY), ReserveVersion(self.term, step, parent)
+        )
+        self.lineage.add(reserved.version, step, parent)
+        self.version = reserved.version
+        self._rollouts = reserved.rollouts
 
-    async def publish(self, step: int) -> Published:
-        """Give the weights in hand a number and offer it to every engine.
+    async def transfer(self) -> Published:
+        """Offer the version just reserved to every engine, and make it live or burn it.
 
         Raises:
             StaleTerm: if another trainer has taken over.
         """
         async with self.weights:
-            started = self._now()
-            registry = self._directory.ref(REGISTRY)
-            self.weights_changed()
-            parent = self.version
-            reserved: VersionReserved = await self._ask(
-                registry, ReserveVersion(self.term, step, parent)
-            )
-            version = reserved.version
-            self.lineage.add(version, step, parent)
-            self.version = version
-            replies = await self._transfer(version, step, reserved.rollouts)
-            loaded = [reply for reply in replies.values() if isinstance(reply, WeightsLoaded)]
-            if loaded:
-                digest = loaded[0].digest
-                await self._ask(registry, CommitVersion(self.term, version, digest))
-                self.live = version
-                self.holders = {e.name: e for e in reserved.rollouts if self._holds(e, replies)}
-            else:
-                reason = "; ".join(str(reply) for reply in replies.values()) or "no engine is alive"
-                await self._ask(registry, BurnVersion(self.term, version, reason))
-            return self._report(version, reserved.rollouts, replies, self._now() - started)
+            return await self._offer()
+
+    async def publish_again(self) -> Published:
+        """Offer the weights in hand under a new number: nobody holds the old one."""
+        async with self.weights:
+            await self.reserve(self.position.step)
+            return await self._offer()
+
+    async def _offer(self) -> Published:
+        started = self._now()
+        registry = self._directory.ref(REGISTRY)
+        version, step = self.position
+        replies = await self._transfer(version, step, self._rollouts)
+        loaded = [reply for reply in replies.values() if isinstance(reply, WeightsLoaded)]
+        if loaded:
+            await self._ask(registry, CommitVersion(self.term, version, loaded[0].digest))
+            self.live = version
+            self.holders = {e.name: e for e in self._rollouts if self._holds(e, replies)}
+        else:
+            reason = "; ".join(str(reply) for reply in replies.values()) or "no engine is alive"
+            await self._ask(registry, BurnVersion(self.term, version, reason))
+        return self._report(version, self._rollouts, replies, self._now() - started)
 
     async def catch_up(self, engine: RoleInfo) -> Published | None:
         """Bring one engine to the live version; None if the weights in hand have none."""

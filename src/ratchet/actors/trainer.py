@@ -185,7 +185,9 @@ class TrainerActor(RoleActor[_Inbox]):
         )
         self._publisher.begin(acquired.term, acquired.versions)
         await self._wait("rollout", "the first engine", self._engine_there.wait())
-        self._publish_again()
+        async with self._publisher.weights:
+            await self._publisher.reserve(self._step)
+        self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
         await self._transferred()
         while self._publisher.live is None:
             await asyncio.sleep(_RETRY_S)
@@ -198,12 +200,13 @@ class TrainerActor(RoleActor[_Inbox]):
         if ready is None:
             return
         times.mark("wait_s")
-        position = self._position
+        position = self._publisher.position
         fresh, rejected = self._judge(ready.batch.groups, position)
         applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
         if applied:
-            self._step += 1
-            self._publishing = self.spawn(self._publish(), name="publish")
+            self._publishing = self.spawn(
+                self._sync_all(self._publisher.transfer()), name="publish"
+            )
         else:
             rejected |= {group.group_id: "non_finite" for group in fresh}
         trained = tuple(group.group_id for group in fresh) if applied else ()
@@ -235,17 +238,8 @@ class TrainerActor(RoleActor[_Inbox]):
         return await self._wait(BUFFER, f"the batch of step {self._step + 1}", self._batch)
 
     def _request_batch(self) -> None:
-        version, step = self._position
+        version, step = self._publisher.position
         self.system.ref(BUFFER).tell(RequestBatch(self.name, self._publisher.term, version, step))
-
-    @property
-    def _position(self) -> Position:
-        """The weights in hand: the newest version on their lineage, and their step."""
-        version = self._publisher.version
-        if version is None:
-            msg = "the trainer has published nothing yet"
-            raise RuntimeError(msg)
-        return Position(version, self._step)
 
     def _judge(
         self, groups: Sequence[RolloutGroup], position: Position
@@ -271,9 +265,12 @@ class TrainerActor(RoleActor[_Inbox]):
                 await self._backend.skip_step()
                 return False, dict(gradients.metrics)
             report = await self._backend.optimizer_step()
+            times.mark("train_s")
             if report.applied:
-                self._publisher.weights_changed()
-        times.mark("train_s")
+                self._step += 1
+                # at once: the next batch is asked for by the number of the weights that train it
+                await self._publisher.reserve(self._step)
+                times.mark("publish_s")
         return report.applied, {**gradients.metrics, **report.metrics}
 
     def _count_bad_steps(self, applied: bool, ready: BatchReady) -> None:
@@ -288,8 +285,8 @@ class TrainerActor(RoleActor[_Inbox]):
 
     # --- weight sync
 
-    async def _publish(self) -> Published:
-        published = await self._publisher.publish(self._step)
+    async def _sync_all(self, transfer: Awaitable[Published]) -> Published:
+        published = await transfer
         self._metrics.sync_s = published.seconds
         self._offer_again(published)
         return published
@@ -312,7 +309,8 @@ class TrainerActor(RoleActor[_Inbox]):
     def _publish_again(self) -> None:
         """Publish although no step was taken: no engine holds the weights in hand."""
         if self._publishing is None or self._publishing.done():
-            self._publishing = self.spawn(self._publish(), name="publish-again")
+            again = self._publisher.publish_again()
+            self._publishing = self.spawn(self._sync_all(again), name="publish-again")
 
     def _offer_again(self, published: Published) -> None:
         for engine in published.failed:

@@ -96,19 +96,17 @@ class VersionStore:
         Args:
             term: the newest one.
             step: optimiser steps on the lineage, at least the parent's.
-            parent: the version that it descends from, live or not; None for a root.
+            parent: the version that it descends from, live or not, for burnt weights were trained
+                on as well; None for a root.
             now: wall clock.
 
         Raises:
             StaleTerm: if a newer term is in force, or `term` was never given.
-            VersionError: if the parent is unknown or burnt, or has more steps.
+            VersionError: if the parent is unknown, or has more steps.
         """
         self._fence(term)
         if parent is not None:
             ancestor = self._known(parent)
-            if ancestor.state == "burnt":
-                msg = f"version {parent} is burnt ({ancestor.reason}) and cannot be a parent"
-                raise VersionError(msg)
             if ancestor.step > step:
                 msg = f"step {step} lies before step {ancestor.step} of the parent {parent}"
                 raise VersionError(msg)

@@ -1,0 +1,154 @@
+"""The four actors in virtual time: an hour of training in a moment, the same each time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.helpers.config import small_config
+from tests.simulation.loop import run_virtual
+from tests.simulation.world import World
+
+STEP_S = 40.0
+
+
+def simulate(
+    seed: int,
+    *,
+    num_steps: int = 90,
+    meanwhile: Callable[[World], Awaitable[None]] | None = None,
+    **sections: dict,
+) -> tuple[World, float]:
+    """Run a world to its end; return it and the virtual seconds it took."""
+    config = small_config(
+        trainer={"num_steps": num_steps, "batch_timeout_s": 1000.0} | sections.pop("trainer", {}),
+        rollout={"max_tokens": 4, "group_size": 2, "num_workers": 2},
+        buffer={"batch_groups": 4, "max_staleness": 2} | sections.pop("buffer", {}),
+        eval={"num_prompts": 8},
+        **sections,
+    )
+
+    async def main() -> tuple[World, float]:
+        world = World(config, seed=seed, step_s=STEP_S, token_s=3.0)
+        world.start()
+        if meanwhile is not None:
+            await meanwhile(world)
+        await world.ended.event.wait()
+        return world, asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+def check(world: World, num_steps: int) -> None:
+    """What must hold at the end of any run."""
+    (summary,) = world.output.summaries
+    assert summary["status"] == "finished", summary
+    assert summary["steps"] == num_steps
+    versions = world.store.records()
+    assert [v.version for v in versions] == list(range(len(versions)))
+    assert {v.state for v in versions} <= {"live", "burnt"}
+    digests = [v.digest for v in versions if v.state == "live"]
+    assert len(set(digests)) == len(digests)
+    assert versions[-1].step == num_steps
+    steps = [line["step"] for line in world.output.lines]
+    assert steps == list(range(1, num_steps + 1))
+    bound = world.config.buffer.max_staleness
+    assert max(line["staleness_max"] for line in world.output.lines) <= bound
+    assert world.trained_tokens_are_those_of_their_versions() > 0
+    counts = world.ledger.counts()
+    assert counts["trained"] == num_steps * world.config.buffer.batch_groups
+
+
+def test_an_hour_of_training_in_under_a_second_and_the_same_again() -> None:
+    started = time.process_time()
+    world, seconds = simulate(7)
+    took = time.process_time() - started
+    check(world, 90)
+    assert seconds >= 3600
+    assert took < 1.0, f"{seconds:.0f} virtual seconds took {took:.2f} s of CPU"
+    again, _ = simulate(7)
+    assert world.network.trace == again.network.trace
+    other, _ = simulate(8, num_steps=5)
+    assert world.network.trace[: len(other.network.trace)] != other.network.trace
+
+
+def test_it_is_asynchronous_and_bounded() -> None:
+    world, _ = simulate(1, num_steps=40)
+    check(world, 40)
+    lines = world.output.lines
+    assert sum(line["two_version_rollouts"] for line in lines) > 0
+    assert max(line["staleness_max"] for line in lines) > 0
+    busy = [line["trainer_busy_share"] + line["rollout_busy_share"] for line in lines[5:]]
+    assert sum(busy) / len(busy) > 1.3
+
+
+def test_the_synchronous_baseline_is_never_stale_and_slower() -> None:
+    apart, fast = simulate(2, num_steps=20)
+    together, slow = simulate(2, num_steps=20, trainer={"synchronous": True})
+    check(apart, 20)
+    check(together, 20)
+    assert {line["staleness_max"] for line in together.output.lines} == {0}
+    assert slow > 1.3 * fast
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_killed_and_started_again_joins_at_the_live_version(seed: int) -> None:
+    async def meanwhile(world: World) -> None:
+        await asyncio.sleep(100 + seed)
+        world.network.kill("rollout-0")
+        await asyncio.sleep(30)
+        world.start_rollout("rollout-0")
+
+    world, _ = simulate(seed, num_steps=40, meanwhile=meanwhile)
+    check(world, 40)
+    assert world.ledger.reasons().keys() <= {"stale"}
+    workers = [m for m in world.network.trace if m[1] == "rollout-0" and m[3] == "GroupFinished"]
+    assert workers[-1][0] > 200
+
+
+def test_all_workers_killed_and_one_started_again() -> None:
+    async def meanwhile(world: World) -> None:
+        await asyncio.sleep(100)
+        world.network.kill("rollout-0")
+        world.network.kill("rollout-1")
+        await asyncio.sleep(200)
+        world.start_rollout("rollout-1")
+
+    world, _ = simulate(3, num_steps=20, meanwhile=meanwhile)
+    check(world, 20)
+
+
+def test_a_lost_transfer_burns_or_quarantines_and_the_next_one_works() -> None:
+    async def meanwhile(world: World) -> None:
+        for lose in ({"rollout-0"}, {"rollout-0", "rollout-1"}, {"rollout-1"}):
+            await asyncio.sleep(60)
+            world.wire.lose |= lose
+
+    world, _ = simulate(4, num_steps=30, meanwhile=meanwhile)
+    (summary,) = world.output.summaries
+    assert summary["steps"] == 30
+    states = [v.state for v in world.store.records()]
+    assert states.count("burnt") == 1
+    world.trained_tokens_are_those_of_their_versions()
+
+
+def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run() -> None:
+    async def spoil(world: World) -> None:
+        world.backend._bad_gradients = frozenset({3, 7})
+        world.backend._bad_steps = frozenset({8})
+
+    world, _ = simulate(5, num_steps=10, meanwhile=spoil)
+    assert [line["applied"] for line in world.output.lines].count(False) == 3
+    assert world.output.summaries[0]["status"] == "finished"
+    assert world.ledger.reasons()["non_finite"] == 12
+
+    async def ruin(world: World) -> None:
+        world.backend._bad_gradients = frozenset(range(3, 99))
+
+    world, _ = simulate(5, num_steps=10, meanwhile=ruin)
+    (summary,) = world.output.summaries
+    assert summary["status"] == "failed"
+    assert "3 steps in a row were not finite" in summary["reason"]
+    assert len([v for v in world.store.records() if v.state == "live"]) == 3
