@@ -18,13 +18,14 @@ import torch
 
 from ratchet.backends.rollout._kv_cache import Decode, Prefill, SlotCache
 from ratchet.backends.rollout._masks import MaskBuilder
-from ratchet.backends.rollout._sampling import sample, stream_of, uniforms
-from ratchet.backends.rollout.base import Completion, SamplingParams
+from ratchet.backends.rollout._request import Request
+from ratchet.backends.rollout._sampling import sample, uniforms
+from ratchet.backends.rollout.base import Completion
 from ratchet.errors import GenerationFailed
-from ratchet.types import Packed, PolicyVersion, VersionSpan
+from ratchet.types import PolicyVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from transformers import PreTrainedModel
 
@@ -42,47 +43,6 @@ _ROW: Final = np.dtype(
     ],
     align=True,
 )
-
-
-class Request:
-    """One sequence to complete, and what it has so far whenever it is not in a row."""
-
-    __slots__ = ("logprobs", "marks", "params", "prompt", "stream", "tokens")
-
-    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self.prompt: npt.NDArray[np.int64] = np.array(prompt_ids, dtype=np.int64)
-        self.params = params
-        self.stream = stream_of(params.seed)
-        self.tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self.logprobs: npt.NDArray[np.float32] = np.empty(0, np.float32)
-        self.marks: list[tuple[int, PolicyVersion]] = []
-
-    @property
-    def context(self) -> npt.NDArray[np.int64]:
-        """What a prefill computes: the prompt, and the tokens made before a retraction."""
-        return np.concatenate([self.prompt, self.tokens]) if len(self.tokens) else self.prompt
-
-    def mark(self, start: int, version: PolicyVersion) -> None:
-        """From token `start` on, `version` generates."""
-        if self.marks and self.marks[-1][0] == start:
-            self.marks.pop()
-        if not self.marks or self.marks[-1][1] != version:
-            self.marks.append((start, version))
-
-    def completion(
-        self, tokens: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], stopped: bool
-    ) -> Completion:
-        """Say what became of it."""
-        ends = [start for start, _ in self.marks[1:]] + [len(tokens)]
-        return Completion(
-            token_ids=Packed.of(tokens, "int32"),
-            logprobs=Packed.of(logprobs, "float32"),
-            spans=tuple(
-                VersionSpan(version, start, end)
-                for (start, version), end in zip(self.marks, ends, strict=True)
-            ),
-            finish_reason="stop" if stopped else "length",
-        )
 
 
 Outcome = tuple[Request, Completion | GenerationFailed]
@@ -242,6 +202,7 @@ class Batch:
             return request, GenerationFailed(msg)
         return request, request.completion(*self._taken(row), bool(stopped))
 
+    @torch.inference_mode()
     def _leave(self, leaving: npt.NDArray[np.int64]) -> None:
         """Free some rows; the last ones move into the holes."""
         remaining = self.num_running - len(leaving)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ratchet.backends.rollout._batch import Batch, Request
+from ratchet.backends.rollout._batch import Batch
+from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.errors import ConfigError
 

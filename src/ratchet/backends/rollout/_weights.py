@@ -1,0 +1,56 @@
+"""The weights of an engine's model, by name: what a load writes and a verification reads.
+
+Consumes and produces tensors; runs on the engine's thread and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ratchet.backends.models import named_weights, weight_specs
+from ratchet.errors import WeightsMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class EngineWeights:
+    """Every parameter and persistent buffer, tied ones under each of their names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.specs = weight_specs(model)
+        self._weights = named_weights(model)
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy values into the model.
+
+        Raises:
+            WeightsMismatch: if a name, shape or dtype is not the model's; the text names it.
+        """
+        for name, value in tensors.items():
+            weight = self._named(name)
+            if weight.shape != value.shape or weight.dtype != value.dtype:
+                msg = (
+                    f"{name} is {weight.dtype} {tuple(weight.shape)} in the engine, but"
+                    f" {value.dtype} {tuple(value.shape)} came"
+                )
+                raise WeightsMismatch(msg)
+            with torch.no_grad():
+                weight.copy_(value)
+
+    def read(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """Return the model's own tensors.
+
+        Raises:
+            WeightsMismatch: if the model has no such tensor.
+        """
+        return [self._named(name).detach() for name in names]
+
+    def _named(self, name: str) -> torch.Tensor:
+        weight = self._weights.get(name)
+        if weight is None:
+            msg = f"the engine's model has no weight named {name!r}"
+            raise WeightsMismatch(msg)
+        return weight
