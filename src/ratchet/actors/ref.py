@@ -15,7 +15,7 @@ from ratchet.actors.inbox import STOP, Envelope, Inbox
 from ratchet.actors.reply import Reply, running_loop
 from ratchet.actors.system import System, current_actor
 from ratchet.messages import Ask, Down, Message
-from ratchet.transport.mailbox.base import Ref
+from ratchet.transport.mailbox.base import Recipient
 
 R = TypeVar("R")
 
@@ -80,7 +80,7 @@ class LocalRef(pykka.ActorRef[Any]):
         self._inbox.put(Envelope(message, reply, self._system.trace(), current_actor.get()))
         return reply.get() if block else reply
 
-    def watch(self, watcher: Ref) -> None:
+    def watch(self, watcher: Recipient) -> None:
         """Tell `watcher` a `Down` once, when the actor has ended; at once if it has already."""
 
         def mourn(reason: str) -> None:

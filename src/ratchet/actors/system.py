@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from ratchet.actors.reply import Reply
 from ratchet.errors import ActorDead
 from ratchet.messages import Ask, Down, Message
-from ratchet.transport.mailbox.base import Directory, Ref, Trace, current_trace
+from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, current_trace
 
 R = TypeVar("R")
 
@@ -193,7 +193,7 @@ class NamedRef:
         reply.fail(ActorDead(f"there is no actor {self._name}"))
         return reply
 
-    def watch(self, watcher: Ref) -> None:
+    def watch(self, watcher: Recipient) -> None:
         """Tell `watcher` a `Down` once the present bearer of the name ends; at once if none."""
         target = self._system.find(self._name)
         if target is not None:
@@ -245,10 +245,14 @@ class System:
 
     def find(self, name: str) -> Ref | None:
         """Whoever has the name now: a local actor, else a remote ref, else None."""
-        local = self._actors.get(name)
+        local = self.local(name)
         if local is None and self.remote is not None:
             return self.remote.ref(name)
         return local
+
+    def local(self, name: str) -> Ref | None:
+        """The actor of that name that lives here, if one does."""
+        return self._actors.get(name)
 
     def names(self) -> list[str]:
         """The names of the actors that live here, in the order of their start."""
