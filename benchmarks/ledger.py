@@ -1,7 +1,7 @@
 """What the ledgers and logs cost: `python benchmarks/ledger.py`.
 
-Prints the median of several rounds: us per transition of the group ledger (in memory of the
-process, and flushed to a file per burst), ms per durable version number, us per log event.
+Prints the median of several rounds, wall clock and CPU: us per transition of the group ledger (with
+a flush for each, and per burst), ms per durable version number, us per log event written and read.
 """
 
 import statistics
@@ -9,7 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from structlog.contextvars import bound_contextvars
+
+from ratchet.observability.follow import read_logs
+from ratchet.observability.logs import configure_logging
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 
@@ -17,6 +22,25 @@ ROUNDS = 5
 GROUPS = 2_000
 BATCH = 8
 TRANSITIONS = 5 * GROUPS  # issue, claim, finish, batch, train
+
+
+class Cost(NamedTuple):
+    """Seconds for one of what is measured."""
+
+    wall: float
+    cpu: float
+
+
+Measure = Callable[[Path], Cost]
+
+
+class Watch:
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def cost(self, count: int) -> Cost:
+        cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
+        return Cost(wall / count, cpu / count)
 
 
 def life_of_groups(ledger: GroupLedger, burst: int) -> None:
@@ -47,44 +71,69 @@ def life_of_groups(ledger: GroupLedger, burst: int) -> None:
         ledger.flush()
 
 
-def median(measure: Callable[[Path], float], scale: float, unit: str, name: str) -> None:
-    values = []
+def median(measure: Measure, scale: float, unit: str, name: str) -> None:
+    costs = []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as directory:
-            values.append(measure(Path(directory)) * scale)
-    low, high = min(values), max(values)
-    print(f"{name:58s} {statistics.median(values):9.2f} {unit}  ({low:.2f} to {high:.2f})")
+            costs.append(measure(Path(directory)))
+    walls = [cost.wall * scale for cost in costs]
+    cpu = statistics.median(cost.cpu * scale for cost in costs)
+    spread = f"({min(walls):.2f} to {max(walls):.2f})"
+    print(f"{name:44s} {statistics.median(walls):8.2f} {unit} {spread:22s} cpu {cpu:8.2f} {unit}")
 
 
-def ledger_cost(burst: int) -> Callable[[Path], float]:
-    def measure(directory: Path) -> float:
+def ledger_cost(burst: int) -> Measure:
+    def measure(directory: Path) -> Cost:
         ledger = GroupLedger.open(directory / "ledger.sqlite")
-        start = time.perf_counter()
+        watch = Watch()
         life_of_groups(ledger, burst)
-        seconds = time.perf_counter() - start
+        cost = watch.cost(TRANSITIONS)
         ledger.close()
-        return seconds / TRANSITIONS
+        return cost
 
     return measure
 
 
-def counts_cost(directory: Path) -> float:
+def counts_cost(directory: Path) -> Cost:
     ledger = GroupLedger.open(directory / "ledger.sqlite")
     life_of_groups(ledger, BATCH)
-    start = time.perf_counter()
+    watch = Watch()
     ledger.counts()
-    return time.perf_counter() - start
+    return watch.cost(1)
 
 
-def reserve_cost(directory: Path) -> float:
+def reserve_cost(directory: Path) -> Cost:
     store = VersionStore.open(directory / "versions.sqlite")
     term = store.acquire_term("trainer-0", "a", 0.0)
-    start = time.perf_counter()
+    watch = Watch()
     for step in range(50):
         store.reserve(term, step, None, 0.0)
-    seconds = time.perf_counter() - start
+    cost = watch.cost(50)
     store.close()
-    return seconds / 50
+    return cost
+
+
+def log_cost(level: str) -> Measure:
+    def measure(directory: Path) -> Cost:
+        log = configure_logging(directory / "a-0.jsonl", role="a", run="r")
+        write = getattr(log, level)
+        with bound_contextvars(trace_id="0123456789abcdef", version=3):
+            watch = Watch()
+            for n in range(20_000):
+                write("group_finished", group=n, worker="rollout-0", reward=0.5)
+            return watch.cost(20_000)
+
+    return measure
+
+
+def read_cost(directory: Path) -> Cost:
+    for rank in range(4):
+        log = configure_logging(directory / f"rollout-{rank}.jsonl", role="rollout", run="r")
+        for n in range(5_000):
+            log.info("group_finished", group=n, worker="rollout-0", reward=0.5)
+    watch = Watch()
+    count = sum(1 for _ in read_logs(directory))
+    return watch.cost(count)
 
 
 def main() -> None:
@@ -95,6 +144,9 @@ def main() -> None:
     )
     median(counts_cost, 1e6, "us", f"ledger counts, {GROUPS} groups")
     median(reserve_cost, 1e3, "ms", "version number, on disk")
+    median(log_cost("info"), 1e6, "us", "log event")
+    median(log_cost("debug"), 1e6, "us", "log event below the level")
+    median(read_cost, 1e6, "us", "log line read and merged, 4 files of 5,000")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ SELECT: Final = """
 LIFE: Final = "SELECT * FROM events WHERE group_id = ? ORDER BY rowid"
 
 
-class GroupRow(msgspec.Struct, frozen=True):
+class GroupRow(msgspec.Struct, frozen=True, rename={"group_id": "group", "prompt_id": "prompt"}):
     """One group, as the ledger knows it. What belongs to a past attempt is None again."""
 
     group_id: int

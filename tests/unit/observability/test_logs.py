@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,6 @@ from ratchet.observability.logs import REDACTED, BoundLog, configure_logging, re
 from ratchet.types import RoleInfo
 
 WALL = 1_700_000_000.25
-
-
-@pytest.fixture(autouse=True)
-def _standard_logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    logging.captureWarnings(capture=False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture
