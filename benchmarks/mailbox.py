@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import psutil
 
 from ratchet.messages import (
     ClaimPrompts,
@@ -63,26 +65,24 @@ def make_group() -> GroupFinished:
 
 
 class Counter:
-    """The receiver: counts tells, answers an ask for n once it has had n since it was last asked."""
+    """The receiver: counts tells; answers an ask for n, n > 0, once it has been told n in all."""
 
     name = "receiver"
 
     def __init__(self) -> None:
         self._count = 0
-        self._waiting: tuple[int, asyncio.Future[Message]] | None = None
+        self._waiting: deque[tuple[int, asyncio.Future[Message]]] = deque()
 
     def tell(self, message: Message) -> None:
         self._count += 1
-        self._settle()
+        if self._waiting:
+            self._settle()
 
     def ask(
         self, message: Any, *, block: bool = False, timeout: float = 0.0
     ) -> asyncio.Future[Message]:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        if not message.versions:
-            future.set_result(LineageDescribed(()))
-            return future
-        self._waiting = (message.versions[0], future)
+        self._waiting.append((message.versions[0], future))
         self._settle()
         return future
 
@@ -90,14 +90,12 @@ class Counter:
         raise NotImplementedError
 
     def _settle(self) -> None:
-        if self._waiting is not None and self._count >= self._waiting[0]:
-            self._waiting[1].set_result(LineageDescribed(()))
-            self._waiting = None
-            self._count = 0
+        while self._waiting and self._waiting[0][0] <= self._count:
+            self._waiting.popleft()[1].set_result(LineageDescribed(()))
 
 
 class Client(Protocol):
-    async def tell_all(self, message: Message, count: int) -> None: ...
+    def tell(self, message: Message) -> None: ...
     def ask(self, message: DescribeLineage) -> Awaitable[Any]: ...
 
 
@@ -137,16 +135,10 @@ def make_node(directory: Path, name: str, local: Callable[[str], Any]) -> Node:
 
 class Ours:
     def __init__(self, node: Node) -> None:
-        self._node = node
         self._ref = node.ref("receiver")
 
-    async def tell_all(self, message: Message, count: int) -> None:
-        for i in range(count):
-            self._ref.tell(message)
-            if i % 64 == 63:
-                await asyncio.sleep(0)
-                while self._node.peers()[0].num_queued > 1024:
-                    await asyncio.sleep(0)
+    def tell(self, message: Message) -> None:
+        self._ref.tell(message)
 
     def ask(self, message: DescribeLineage) -> Awaitable[Any]:
         return self._ref.ask(message, block=False, timeout=60.0)
@@ -180,17 +172,9 @@ class Bare(asyncio.BufferedProtocol):
         self._start = self._end = 0
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count()
-        self._room = asyncio.Event()
-        self._room.set()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-
-    def pause_writing(self) -> None:
-        self._room.clear()
-
-    def resume_writing(self) -> None:
-        self._room.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._start == self._end:
@@ -226,12 +210,8 @@ class Bare(asyncio.BufferedProtocol):
         data = self._encoder.encode(frame)
         self._transport.write(len(data).to_bytes(4, "big") + data)
 
-    async def tell_all(self, message: Message, count: int) -> None:
-        for i in range(count):
-            self._write(BareTell(message))
-            if i % 64 == 63:
-                await asyncio.sleep(0)
-            await self._room.wait()
+    def tell(self, message: Message) -> None:
+        self._write(BareTell(message))
 
     def ask(self, message: DescribeLineage) -> Awaitable[Any]:
         ask_id = next(self._ids)
@@ -253,46 +233,81 @@ async def serve(directory: Path) -> None:
     await asyncio.Event().wait()
 
 
-async def rate(client: Client, message: Message, count: int) -> float:
-    begin = time.perf_counter()
-    await client.tell_all(message, count)
-    await client.ask(DescribeLineage((count,)))
-    return count / (time.perf_counter() - begin)
+class Cpu:
+    """Seconds of CPU that both processes have used."""
+
+    def __init__(self, server_pid: int) -> None:
+        self._processes = (psutil.Process(), psutil.Process(server_pid))
+
+    def __call__(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
 
 
-async def ask_p50(client: Client, count: int) -> float:
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        await client.ask(DescribeLineage(()))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e6
+class Driver:
+    """Sends bursts, two ahead of what the receiver has confirmed: a bounded number in flight, as
+    credits and leases bound it in the real system.
+    """
+
+    def __init__(self, client: Client, cpu: Cpu) -> None:
+        self._client = client
+        self._cpu = cpu
+        self._told = 0
+
+    async def rate(self, message: Message, count: int, burst: int) -> tuple[float, float]:
+        """Messages per second, and microseconds of CPU per message, both ends together."""
+        cpu_begin, begin = self._cpu(), time.perf_counter()
+        confirmed: deque[Awaitable[Any]] = deque()
+        for _ in range(count // burst):
+            for _ in range(burst):
+                self._client.tell(message)
+            self._told += burst
+            confirmed.append(self._client.ask(DescribeLineage((self._told,))))
+            if len(confirmed) > 2:
+                await confirmed.popleft()
+        for each in confirmed:
+            await each
+        num_told = count // burst * burst
+        spent = time.perf_counter() - begin
+        return num_told / spent, (self._cpu() - cpu_begin) / num_told * 1e6
+
+    async def ask_p50(self, count: int) -> float:
+        """Median microseconds of an ask."""
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            await self._client.ask(DescribeLineage((0,)))
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times) * 1e6
 
 
-async def measure(directory: Path, rounds: int, scale: float) -> None:
+async def measure(directory: Path, server_pid: int, rounds: int, scale: float) -> None:
     node = make_node(directory, "sender", lambda name: None)
     await node.start()
     loop = asyncio.get_running_loop()
     _, bare = await loop.create_unix_connection(lambda: Bare(None), str(directory / "bare"))
-    clients: dict[str, Client] = {"ours": Ours(node), "bare": bare}
+    cpu = Cpu(server_pid)
+    drivers = {"ours": Driver(Ours(node), cpu), "bare": Driver(bare, cpu)}
     group = make_group()
-    group_bytes = len(msgspec.msgpack.encode(group))
-    rows: dict[str, dict[str, list[float]]] = {}
+    kilobytes = len(msgspec.msgpack.encode(group)) // 1000
+    table: dict[str, dict[str, list[float]]] = {}
     for _ in range(rounds):
-        for name, client in clients.items():
-            for row, value in (
-                ("small tells/s", await rate(client, SMALL, int(50_000 * scale))),
-                ("ask p50 us", await ask_p50(client, int(1000 * scale))),
-                (
-                    f"{group_bytes // 1000} KB groups/s",
-                    await rate(client, group, int(2000 * scale)),
-                ),
-            ):
-                rows.setdefault(row, {}).setdefault(name, []).append(value)
-    print(f"| medians of {rounds} interleaved rounds | ours | bare | ours / bare |\n|---|---|---|---|")
-    for row, values in rows.items():
-        ours, bare_value = (statistics.median(values[name]) for name in ("ours", "bare"))
-        print(f"| {row} | {ours:,.0f} | {bare_value:,.0f} | {ours / bare_value:.2f} |")
+        for name, driver in drivers.items():
+            tells, tell_cpu = await driver.rate(SMALL, int(50_000 * scale), 256)
+            groups, group_cpu = await driver.rate(group, int(2000 * scale), 8)
+            row = {
+                "small tells/s": tells,
+                "CPU us per small tell": tell_cpu,
+                "ask p50 us": await driver.ask_p50(int(1000 * scale)),
+                f"{kilobytes} KB groups/s": groups,
+                f"CPU us per {kilobytes} KB group": group_cpu,
+            }
+            for key, value in row.items():
+                table.setdefault(key, {}).setdefault(name, []).append(value)
+    print(f"| medians of {rounds} interleaved rounds | ours | bare | ours / bare |")
+    print("|---|---|---|---|")
+    for key, values in table.items():
+        ours, other = (statistics.median(values[name]) for name in ("ours", "bare"))
+        print(f"| {key} | {ours:,.0f} | {other:,.0f} | {ours / other:.2f} |")
     await node.stop(1.0)
 
 
@@ -312,7 +327,7 @@ def main() -> None:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
-            asyncio.run(measure(Path(name), args.rounds, args.scale))
+            asyncio.run(measure(Path(name), server.pid, args.rounds, args.scale))
         finally:
             server.kill()
             server.wait()

@@ -32,7 +32,7 @@ async def linked(addresses: dict[str, Address]) -> AsyncIterator[Stage]:
             address=addresses[name],
             key=KEY,
             run_id="run",
-            local=lambda wanted: system.find(wanted) if wanted in system.names() else None,
+            local=system.local,
             locate=lambda wanted: nodes[wanted].address,
             dead_letters=system.dead_letters,
             new_id=lambda: f"{name}-{system.new_id()}",

@@ -22,7 +22,7 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
 
 _READ_BYTES = 256 << 10
-_WRITE_BYTES = 64 << 10  # what may wait in this process in front of a control message
+_WRITE_BYTES = 256 << 10  # what may wait in this process in front of a control message
 
 
 class Link(Protocol):

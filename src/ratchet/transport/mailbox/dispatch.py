@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import errors
 from ratchet.errors import ActorDead, HandlerFailed, ProtocolError, RatchetError
@@ -33,9 +31,12 @@ from ratchet.transport.mailbox.codec import (
     encode_envelope,
     encode_note,
 )
+from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
-from ratchet.transport.mailbox.session import Item
+
+if TYPE_CHECKING:
+    from msgspec import Raw
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -102,7 +103,7 @@ class Dispatcher:
             sender=self._name, receiver=receiver, message=message, reason=reason
         )
 
-    def _bury(self, envelope: Tell[msgspec.Raw], reason: str) -> None:
+    def _bury(self, envelope: Tell[Raw], reason: str) -> None:
         self._dead_letters.record(
             sender=envelope.sender,
             receiver=envelope.receiver,
@@ -110,7 +111,7 @@ class Dispatcher:
             reason=reason,
         )
 
-    def _readable(self, envelope: Tell[msgspec.Raw] | Answer[msgspec.Raw]) -> Message | bytes:
+    def _readable(self, envelope: Tell[Raw] | Answer[Raw]) -> Message | bytes:
         """Return the message, or its bytes if it is none."""
         try:
             return decode_body(envelope.body, self._limits.depth)
@@ -125,14 +126,14 @@ class Dispatcher:
             raise ActorDead(f"there is no actor {receiver} in the process of {self._name}")
         return actor
 
-    def _on_tell(self, envelope: Tell[msgspec.Raw]) -> None:
+    def _on_tell(self, envelope: Tell[Raw]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             _hand(envelope, self._find(envelope.receiver).tell, message)
         except RatchetError as error:
             self._bury(envelope, str(error))
 
-    def _on_request(self, peer: Peer, envelope: Request[msgspec.Raw]) -> None:
+    def _on_request(self, peer: Peer, envelope: Request[Raw]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             if not isinstance(message, Ask):
@@ -163,7 +164,7 @@ class Dispatcher:
         elif not reply.cancelled() and reply.exception() is None:
             self.bury(peer.name, reply.result(), f"the life of {peer.name} that asked is over")
 
-    def _on_answer(self, envelope: Answer[msgspec.Raw]) -> None:
+    def _on_answer(self, envelope: Answer[Raw]) -> None:
         try:
             self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
         except ProtocolError as error:
@@ -200,9 +201,7 @@ class _RemoteWatcher:
             self._peer.send(CONTROL, encode_note(Ended(self._watch_id, message.reason)))
 
 
-def _hand(
-    envelope: Tell[msgspec.Raw] | Request[msgspec.Raw], act: Callable[[M], R], message: M
-) -> R:
+def _hand(envelope: Tell[Raw] | Request[Raw], act: Callable[[M], R], message: M) -> R:
     """Act under the trace of the envelope. An actor's inbox should not raise; if it does, the
     error stays with this message and does not take down the link.
     """

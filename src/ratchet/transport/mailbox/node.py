@@ -20,10 +20,12 @@ from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
+from ratchet.transport.mailbox.hub import Log
+from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
-from ratchet.transport.mailbox.peer import Log, Peer
+from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
-from ratchet.transport.mailbox.session import Item, Session
+from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16

@@ -21,79 +21,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final
 
 from ratchet.errors import ActorDead, ProtocolError, RatchetError
 from ratchet.transport.mailbox.codec import (
     Bye,
-    Envelope,
     LinkFrame,
     pack,
 )
 from ratchet.transport.mailbox.connection import Connection
-from ratchet.transport.mailbox.hello import Refused
+from ratchet.transport.mailbox.dial import Dialler
+from ratchet.transport.mailbox.hub import Hub
+from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
-from ratchet.transport.mailbox.session import Item, Session
+from ratchet.transport.mailbox.session import Session
 
-_YIELD_S: Final = 0.05
-"""After a cut the node with the larger name dials this much later, so that dials seldom cross."""
 _MAX_RETIRED: Final = 64
 
 SessionKey = tuple[str, str | None]
-
-
-class Log(Protocol):
-    """The part of a structlog logger that this package uses."""
-
-    def debug(self, event: str, **fields: Any) -> Any:
-        """For whoever looks closely."""
-        ...
-
-    def info(self, event: str, **fields: Any) -> Any:
-        """What is in order."""
-        ...
-
-    def warning(self, event: str, **fields: Any) -> Any:
-        """What is not, and is handled."""
-        ...
-
-    def error(self, event: str, **fields: Any) -> Any:
-        """What a person must mend."""
-        ...
-
-
-class Hub(Protocol):
-    """What a peer needs of its node."""
-
-    @property
-    def name(self) -> str:
-        """This node's name."""
-        ...
-
-    @property
-    def log(self) -> Log:
-        """Where events go."""
-        ...
-
-    async def dial(self, name: str) -> None:
-        """Open a connection to the peer; it is then with `Peer.take`."""
-        ...
-
-    def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
-        """Hand out what has arrived."""
-        ...
-
-    def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
-        """Account for what was not delivered."""
-        ...
-
-    def ended(self, peer: Peer, error: RatchetError) -> None:
-        """A life of the peer is over: end asks and watches."""
-        ...
-
-    def settled(self) -> None:
-        """The peer has received everything."""
-        ...
 
 
 class Peer:
@@ -116,18 +61,16 @@ class Peer:
         self._connection: Connection | None = None
         self._opened_at = 0.0
         self._cut_at: float | None = None
-        self._dialling: asyncio.Task[None] | None = None
-        self._last_error = "it was never reached"
+        self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._gathering = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._wrote = False
-        self._closing = False
 
     @property
     def session_key(self) -> SessionKey:
-        """Names the session: changes when either end begins a new life."""
+        """Name the session: it changes when either end begins a new life."""
         return self.session.life, self.session.peer_life
 
     @property
@@ -157,7 +100,7 @@ class Peer:
         elif self._connection is not None:
             self._schedule()
         else:
-            self._dial()
+            self._dialler.start()
 
     def _schedule(self) -> None:
         """Write at once what comes alone; what follows in the same turn of the loop is gathered."""
@@ -168,19 +111,15 @@ class Peer:
 
     def _gathered(self) -> None:
         self._gathering = False
-        self._pump()
+        if self.session.has_more:
+            self._pump()
 
     def _pump(self) -> None:
         """Write until the session has no more, or the socket is full."""
         connection = self._connection
         if connection is None:
             return
-        while not connection.paused:
-            frame = self.session.pull()
-            if frame is None:
-                if self.session.owes_much:
-                    self._write(connection, self.session.ack())
-                return
+        while not connection.paused and (frame := self.session.pull()) is not None:
             self._write(connection, frame)
 
     def _write(self, connection: Connection, frame: bytearray) -> None:
@@ -205,11 +144,13 @@ class Peer:
         envelopes = self.session.receive(frame, num_bytes)
         if envelopes:
             self._hub.deliver(self, envelopes)
-        if self.session.owes_much or self.session.num_queued:
+        if self.session.has_more:
             self._schedule()
         elif self.session.idle:
             self._hub.settled()
-        if self.session.owes and self._ack_timer is None:
+        if self.session.owes_much:
+            self._write(connection, self.session.ack())
+        elif self.session.owes and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
 
     def on_room(self) -> None:
@@ -230,7 +171,7 @@ class Peer:
         self._connection = None
         self._cut_at = self._loop.time()
         self._hub.log.info("link_cut", peer=self.name)
-        self._dial(after_cut=True)
+        self._dialler.start(yielding=self._hub.name > self.name)
 
     def admits(self, incarnation: str) -> bool:
         """Tell whether an incarnation is not one that a newer one has replaced."""
@@ -280,64 +221,23 @@ class Peer:
 
     # --- dialling
 
-    def _dial(self, *, after_cut: bool = False) -> None:
-        if self._dialling is None and not self._closing:
-            delay = _YIELD_S if after_cut and self._hub.name > self.name else 0.0
-            self._dialling = self._loop.create_task(
-                self._dial_until_open(delay), name=f"dial {self.name}"
-            )
-
-    @property
-    def _wanted(self) -> bool:
+    def _wants_connection(self) -> bool:
         """Something waits for the peer, or its fate is not known."""
         return self._connection is None and (
             not self.session.idle or self.session.peer_life is not None
         )
 
-    async def _dial_until_open(self, delay: float) -> None:
-        backoff = self._limits.dial_first_s
-        try:
-            await asyncio.sleep(delay)
-            while self._wanted:
-                if await self._dial_once():
-                    continue
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, self._limits.dial_most_s)
-        finally:
-            self._dialling = None
-
-    async def _dial_once(self) -> bool:
-        """Try once; True if there is no reason to wait before looking again."""
-        try:
-            async with asyncio.timeout(self._limits.hello_s):
-                await self._hub.dial(self.name)
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            self._on_nobody_there(str(error))
-        except Refused as refusal:
-            self._last_error = str(refusal)
-            if refusal.final:
-                self._fail(refusal.as_error())
-            elif refusal.kind == "name":
-                self._on_nobody_there(str(refusal))
-        except (OSError, TimeoutError, LookupError, ProtocolError) as error:
-            self._last_error = f"{type(error).__name__}: {error}"
-        except RatchetError as error:  # there is no way to where it listens
-            self._fail(error)
-        else:
-            return True
-        return False
-
-    def _on_nobody_there(self, text: str) -> None:
-        self._last_error = text
+    def on_absent(self) -> None:
+        """Nobody is at its address: if it was there before, it is dead."""
         if self.session.peer_life is not None and self._connection is None:
             self.end(ActorDead(f"the process of {self.name} has ended"))
 
-    def _fail(self, error: RatchetError) -> None:
-        if self._connection is not None:
-            return
-        self._hub.log.error("link_refused", peer=self.name, error=str(error))
-        self.failure = error
-        self._give_up(error, life=self._new_life())
+    def on_refused(self, error: RatchetError) -> None:
+        """It will not have us, and asking again would not change that."""
+        if self._connection is None:
+            self._hub.log.error("link_refused", peer=self.name, error=str(error))
+            self.failure = error
+            self._give_up(error, life=self._new_life())
 
     # --- verdicts
 
@@ -362,7 +262,7 @@ class Peer:
         if late := self.session.expire(now):
             text = (
                 f"{self.name} could not be reached within {self._limits.delivery_s:g} s: "
-                f"{self._last_error}"
+                f"{self._dialler.last_error}"
             )
             self._hub.lost(self, late, ActorDead(text))
         if self._connection is not None:
@@ -396,10 +296,7 @@ class Peer:
 
     async def close(self, reason: str) -> None:
         """Take leave of the peer, and account for what is left."""
-        self._closing = True
-        if self._dialling is not None:
-            self._dialling.cancel()
-            await asyncio.wait([self._dialling])
+        await self._dialler.stop()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.write(pack(Bye(reason)))

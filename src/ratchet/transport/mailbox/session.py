@@ -15,13 +15,6 @@ nothing that was sent to one life reaches the next.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, NamedTuple
-
-import msgspec
-
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import (
     BULK,
@@ -30,181 +23,10 @@ from ratchet.transport.mailbox.codec import (
     Data,
     Envelope,
     Part,
-    RawData,
-    decode_envelope,
     pack,
 )
+from ratchet.transport.mailbox.lane import Item, Lane
 from ratchet.transport.mailbox.limits import Limits
-
-_BATCH_BYTES: Final = 64 << 10
-"""Small envelopes share a frame up to this size."""
-
-
-@dataclass(slots=True)
-class Item:
-    """An envelope on its way."""
-
-    body: bytes
-    deadline: float
-    numbered: int = 0
-    """bytes of it that are in numbered pieces"""
-
-
-class _Piece(NamedTuple):
-    seq: int
-    item: Item
-    start: int
-    end: int
-
-    @property
-    def whole(self) -> bool:
-        return self.end - self.start == len(self.item.body)
-
-
-class _Lane:
-    """One direction out and one direction in of a lane."""
-
-    def __init__(self, index: int, limits: Limits) -> None:
-        self.index = index
-        self._limits = limits
-        self.queue: deque[Item] = deque()
-        self.queue_bytes = 0
-        self.flight: deque[_Piece] = deque()
-        self.flight_bytes = 0
-        self._resend: deque[_Piece] = deque()
-        self._last_seq = 0
-        self.delivered = 0
-        self._partial = bytearray()
-
-    # --- out
-
-    def push(self, item: Item) -> bool:
-        """Queue an envelope; False if the queue is full."""
-        if (
-            len(self.queue) >= self._limits.queue_messages
-            or self.queue_bytes + len(item.body) > self._limits.queue_bytes
-        ):
-            return False
-        self.queue.append(item)
-        self.queue_bytes += len(item.body)
-        return True
-
-    def pull(self, acks: tuple[int, int]) -> RawData | Part | None:
-        """Return the next frame, or None if there is nothing to send or no room in the window."""
-        pieces: list[_Piece] = []
-        size = 0
-        while (piece := self._next(size)) is not None:
-            pieces.append(piece)
-            size += piece.end - piece.start
-            if not piece.whole:
-                break
-        if not pieces:
-            return None
-        first = pieces[0]
-        if first.whole:
-            items = [msgspec.Raw(piece.item.body) for piece in pieces]
-            return RawData(acks, self.index, first.seq, items)
-        body = first.item.body
-        return Part(
-            acks, self.index, first.seq, first.end < len(body), body[first.start : first.end]
-        )
-
-    def _next(self, taken: int) -> _Piece | None:
-        """Take the next piece, if it may share a frame with `taken` bytes before it."""
-        if self._resend:
-            head = self._resend[0]
-            if taken and (not head.whole or taken + len(head.item.body) > _BATCH_BYTES):
-                return None
-            return self._resend.popleft()
-        if not self.queue:
-            return None
-        item = self.queue[0]
-        start = item.numbered
-        end = min(start + self._limits.fragment_bytes, len(item.body))
-        size = end - start
-        if taken and (size < len(item.body) or taken + size > _BATCH_BYTES):
-            return None
-        if self.flight and (
-            len(self.flight) >= self._limits.window_messages
-            or self.flight_bytes + size > self._limits.window_bytes
-        ):
-            return None
-        self._last_seq += 1
-        piece = _Piece(self._last_seq, item, start, end)
-        self.flight.append(piece)
-        self.flight_bytes += size
-        self.queue_bytes -= size
-        item.numbered = end
-        if end == len(item.body):
-            self.queue.popleft()
-        return piece
-
-    def on_ack(self, seq: int) -> None:
-        """The peer has every piece up to `seq`."""
-        if seq > self._last_seq:
-            msg = f"the peer acknowledges piece {seq}; the last one sent is {self._last_seq}"
-            raise ProtocolError(msg)
-        flight = self.flight
-        while flight and flight[0].seq <= seq:
-            piece = flight.popleft()
-            self.flight_bytes -= piece.end - piece.start
-        while self._resend and self._resend[0].seq <= seq:
-            self._resend.popleft()
-
-    def rewind(self) -> None:
-        """Send again, on a new connection, everything that is not acknowledged."""
-        self._resend = deque(self.flight)
-
-    def expire(self, now: float) -> Iterator[Item]:
-        """Take what is past its deadline out of the queue; what is begun must be finished."""
-        begun = self.queue.popleft() if self.queue and self.queue[0].numbered else None
-        while self.queue and self.queue[0].deadline <= now:
-            item = self.queue.popleft()
-            self.queue_bytes -= len(item.body)
-            yield item
-        if begun is not None:
-            self.queue.appendleft(begun)
-
-    def outstanding(self) -> Iterator[Item]:
-        """Yield, in order, each envelope that the peer has not acknowledged to its end."""
-        last: Item | None = None
-        for piece in self.flight:
-            if piece.item is not last:
-                last = piece.item
-                yield last
-        for item in self.queue:
-            if item is not last:
-                yield item
-
-    # --- in
-
-    def _fresh(self, seq: int, count: int) -> int:
-        """Return how many of the pieces `seq` ... are duplicates."""
-        known = self.delivered + 1 - seq
-        if seq < 1 or known < 0:
-            msg = f"piece {seq} follows on piece {self.delivered}: pieces are missing between them"
-            raise ProtocolError(msg)
-        return min(known, count)
-
-    def on_data(self, frame: Data) -> list[Envelope]:
-        known = self._fresh(frame.seq, len(frame.items))
-        items = frame.items[known:] if known else frame.items
-        if items and self._partial:
-            raise ProtocolError("an envelope was cut short by another one")
-        self.delivered += len(items)
-        return items
-
-    def on_part(self, frame: Part) -> list[Envelope]:
-        if self._fresh(frame.seq, 1):
-            return []
-        if len(self._partial) + len(frame.data) > self._limits.message_bytes:
-            raise ProtocolError(f"a message exceeds {self._limits.message_bytes} bytes")
-        self.delivered += 1
-        self._partial += frame.data
-        if frame.more:
-            return []
-        whole, self._partial = self._partial, bytearray()
-        return [decode_envelope(whole)]
 
 
 class Session:
@@ -222,7 +44,7 @@ class Session:
         self._owed = 0
         """pieces received since the last acks went out"""
         self._owed_bytes = 0
-        self._lanes = (_Lane(CONTROL, self._limits), _Lane(BULK, self._limits))
+        self._lanes = (Lane(CONTROL, self._limits), Lane(BULK, self._limits))
 
     # --- what the driver does
 
@@ -234,9 +56,10 @@ class Session:
         """Return the next frame to write: control before bulk, each with acks; None if there is
         nothing, or no room in the window.
         """
-        acks = self.delivered
         for lane in self._lanes:
-            frame = lane.pull(acks)
+            if not lane.has_more:
+                continue
+            frame = lane.pull(self.delivered)
             if frame is not None:
                 self._paid()
                 return pack(frame)
@@ -257,19 +80,19 @@ class Session:
             ProtocolError: a gap, an ack of what was never sent, a lane that does not exist; the
                 session cannot go on.
         """
-        for lane, seq in zip(self._lanes, frame.acks, strict=True):
-            lane.on_ack(seq)
+        control, bulk = self._lanes
+        control.on_ack(frame.acks[0])
+        bulk.on_ack(frame.acks[1])
         if isinstance(frame, Ack):
             return []
         if not 0 <= frame.lane < len(self._lanes):
             raise ProtocolError(f"there is no lane {frame.lane}")
         lane = self._lanes[frame.lane]
         before = lane.delivered
-        fresh, pieces = (
-            (lane.on_part(frame), 1)
-            if isinstance(frame, Part)
-            else (lane.on_data(frame), len(frame.items))
-        )
+        if isinstance(frame, Part):
+            fresh, pieces = lane.on_part(frame), 1
+        else:
+            fresh, pieces = lane.on_data(frame), len(frame.items)
         self.num_duplicates += before + pieces - lane.delivered
         self._owed += pieces
         self._owed_bytes += num_bytes
@@ -297,6 +120,12 @@ class Session:
         )
 
     @property
+    def has_more(self) -> bool:
+        """Something waits to be written: for the socket, or for room in the window."""
+        control, bulk = self._lanes
+        return control.has_more or bulk.has_more
+
+    @property
     def num_queued(self) -> int:
         """Envelopes that are not on their way yet."""
         return sum(len(lane.queue) for lane in self._lanes)
@@ -309,7 +138,8 @@ class Session:
     @property
     def idle(self) -> bool:
         """Nothing is queued and nothing unacknowledged."""
-        return not any(lane.queue or lane.flight for lane in self._lanes)
+        control, bulk = self._lanes
+        return not (control.flight or bulk.flight or control.queue or bulk.queue)
 
     # --- from one connection to the next, and from one life to the next
 
