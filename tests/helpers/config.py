@@ -24,7 +24,7 @@ def small_config(**sections: dict[str, Any]) -> Config:
             },
             "tokenizer_chars": "0123456789>",
         },
-        "task": {"name": "copy", "args": {"digits": 2}},
+        "task": {"name": "copy", "args": {"digits": 3, "num_prompts": 500, "holdout": 100}},
         "rollout": {"max_tokens": 5, "group_size": 4},
         "buffer": {"batch_groups": 4},
         "trainer": {"num_steps": 3, "lr": 2e-3, "lr_warmup_steps": 0},
