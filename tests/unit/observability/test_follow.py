@@ -128,6 +128,12 @@ def test_new_files_are_found(poll: Poller, tmp_path: Path) -> None:
     assert poll() == [1, 2]
 
 
+def test_lines_of_one_file_keep_their_order(poll: Poller, tmp_path: Path) -> None:
+    append(tmp_path / "a-0.jsonl", line(3, n=0) + line(2, n=1) + line(4, n=3))
+    append(tmp_path / "b-0.jsonl", line(3, n=2))
+    assert poll() == [0, 1, 2, 3]
+
+
 def test_a_renamed_file_is_read_to_its_end_and_its_successor_from_its_start(
     poll: Poller, tmp_path: Path
 ) -> None:
