@@ -276,7 +276,7 @@ def test_an_interrupt_is_not_swallowed(message: Any, interrupt: type[BaseExcepti
 
     async def main() -> None:
         ref, _, _ = await start(make_system(), "", strike)
-        ref.watch(Ears())  # type: ignore[arg-type]
+        ref.watch(Ears())
         if isinstance(message, Ask):
             reply = ref.ask(message, block=False)
             reply_task = asyncio.ensure_future(reply)

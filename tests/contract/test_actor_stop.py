@@ -307,7 +307,7 @@ def test_an_actor_whose_loop_is_closed_under_it_is_dead_to_senders() -> None:
     loop = asyncio.new_event_loop()
     system = make_system(loop=loop)
     ref = Worker.start(system)
-    ref.watch(Ears())  # type: ignore[arg-type]
+    ref.watch(Ears())
     loop.run_until_complete(asyncio.sleep(0))
     tasks = asyncio.all_tasks(loop)
     loop.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 from typing import Any, assert_never
 
 import pykka
@@ -178,6 +179,40 @@ def test_a_trace_begins_where_there_is_none_and_is_passed_on() -> None:
         assert actor == "second"
         again = await first.ask(Run("context"), block=False)
         assert again.value[0].trace_id != trace.trace_id
+
+    run_virtual(main())
+
+
+def test_nothing_of_a_message_outlasts_it() -> None:
+    ended: list[Any] = []
+
+    class Last(Probe):
+        def on_stop(self) -> None:
+            ended.append(self.context())
+
+    async def main() -> None:
+        ref = Last.start(make_system())
+        for trace in (Trace("one", 5), Trace("two", None)):
+            current_trace.set(trace)
+            done = await ref.ask(Run("context"), block=False)
+        assert done.value == (Trace("two", None), {"trace_id": "two"}, "probe")
+        await ref.stop(block=False)
+        assert ended == [(None, {}, "probe")]
+
+    run_virtual(main())
+
+
+def test_a_ref_does_not_keep_a_dead_actor_in_memory() -> None:
+    async def main() -> None:
+        ref = Probe.start(make_system())
+        actor = ref._actor_weakref
+        assert actor() is not None
+        await ref.ask(Run("context"), block=False)
+        await ref.stop(block=False)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert actor() is None
+        assert not ref.is_alive()
 
     run_virtual(main())
 
