@@ -81,10 +81,15 @@ class TestOtherLoop(RefSuite):
         async def start(actor_class: type[Actor[Any]], name: str) -> Ref:
             return await asyncio.to_thread(actor_class.start, target, name)
 
+        async def end() -> None:
+            target.abort()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
         try:
             yield Stage(caller, target, start)
         finally:
-            loop.call_soon_threadsafe(target.abort)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(end(), loop))
             loop.call_soon_threadsafe(loop.stop)
             await asyncio.to_thread(thread.join)
             loop.close()
