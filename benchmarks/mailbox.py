@@ -1,10 +1,10 @@
-"""The mailbox transport against a bare asyncio Protocol with msgspec: two processes, one Unix socket.
+"""The mailbox transport against a bare asyncio Protocol with msgspec: two processes, a Unix socket.
 
     python benchmarks/mailbox.py [--rounds 7] [--scale 1.0]
 
-Ours has everything on: authenticated session, numbers, acks, resend buffers, lanes, traces. The bare
-one has a length and msgpack of the same messages and nothing else. Rounds are interleaved in one
-run, because the machine's load moves more than the difference does; trust medians and ratios.
+Ours has everything on: authenticated session, numbers, acks, resend buffers, lanes, traces. The
+bare one has a length and msgpack of the same messages and nothing else. Rounds are interleaved in
+one run, because the machine's load moves more than the difference does; trust medians and ratios.
 """
 
 from __future__ import annotations

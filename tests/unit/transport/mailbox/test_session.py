@@ -1,0 +1,415 @@
+"""The session, cut at every byte, resumed, repeated, reordered and filled up."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from tests.helpers.nodes import feed
+
+from ratchet.errors import ProtocolError
+from ratchet.transport.mailbox.codec import (
+    BULK,
+    CONTROL,
+    Ack,
+    Data,
+    Envelope,
+    Failure,
+    Part,
+    decode_envelope,
+    encode_note,
+    unpack_link,
+)
+from ratchet.transport.mailbox.lane import Item
+from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.reader import FrameReader
+from ratchet.transport.mailbox.session import Session
+
+LIMITS = Limits(fragment_bytes=24, window_messages=4, window_bytes=400, message_bytes=200)
+
+
+def note(number: int, size: int = 0) -> bytes:
+    return encode_note(Failure(number, "k", "x" * size))
+
+
+class End:
+    """One end of a link: a session, and a reader for each connection."""
+
+    def __init__(self, name: str, limits: Limits = LIMITS) -> None:
+        self.name = name
+        self.session = Session(f"{name}1", limits)
+        self.reader = FrameReader(4096)
+        self.got: list[int] = []
+        self.numbers = itertools.count()
+
+    def push(self, lane: int, size: int = 0, deadline: float = 1.0) -> int:
+        number = next(self.numbers)
+        assert self.session.push(lane, Item(note(number, size), deadline))
+        return number
+
+    def pull(self) -> bytes:
+        out = bytearray()
+        while (frame := self.session.pull()) is not None:
+            out += frame
+        if self.session.owes:
+            out += self.session.ack()
+        return bytes(out)
+
+    def take(self, data: bytes) -> None:
+        for frame in feed(self.reader, data):
+            link_frame = unpack_link(frame)
+            assert isinstance(link_frame, Data | Part | Ack)
+            self.got += [number(e) for e in self.session.receive(link_frame, len(frame))]
+
+
+def number(envelope: Envelope) -> int:
+    assert isinstance(envelope, Failure)
+    return envelope.ask_id
+
+
+def connect(a: End, b: End) -> None:
+    """What the hello does: a new connection, on which both go on where the other is."""
+    a.reader, b.reader = FrameReader(4096), FrameReader(4096)
+    delivered = {
+        end.name: end.session.delivered_of(far.session.life) for end, far in ((a, b), (b, a))
+    }
+    for end, far in ((a, b), (b, a)):
+        end.session.resume(far.session.life, delivered[far.name])
+
+
+def talk(a: End, b: End) -> int:
+    """Exchange until both are silent; return how many bytes a has sent."""
+    total = 0
+    while True:
+        from_a, from_b = a.pull(), b.pull()
+        total += len(from_a)
+        if not from_a and not from_b:
+            return total
+        b.take(from_a)
+        a.take(from_b)
+
+
+def pair(limits: Limits = LIMITS) -> tuple[End, End]:
+    a, b = End("a", limits), End("b", limits)
+    connect(a, b)
+    return a, b
+
+
+def fill(a: End, b: End) -> tuple[list[int], list[int]]:
+    """Queue short and long envelopes both ways; return what a sends, by lane."""
+    lanes: tuple[list[int], list[int]] = ([], [])
+    for size in (0, 3, 100, 0, 30, 60, 1):
+        lanes[CONTROL].append(a.push(CONTROL, size))
+        lanes[BULK].append(a.push(BULK, size))
+        b.push(CONTROL, size)
+    return lanes
+
+
+def in_lane(got: list[int], lane: list[int]) -> list[int]:
+    return [each for each in got if each in set(lane)]
+
+
+def assert_all_arrived(a: End, b: End, lanes: tuple[list[int], list[int]]) -> None:
+    assert len(b.got) == len(set(b.got)) == 14
+    for lane in lanes:
+        assert in_lane(b.got, lane) == lane
+    assert a.got == list(range(7))
+    assert a.session.idle
+    assert b.session.idle
+
+
+def test_everything_arrives_once_and_in_order() -> None:
+    a, b = pair()
+    lanes = fill(a, b)
+    talk(a, b)
+    assert_all_arrived(a, b, lanes)
+    assert b.session.num_duplicates == 0
+
+
+def run_until_cut(a: End, b: End, cut_a: int, cut_b: int) -> None:
+    """Exchange until the connection breaks, after `cut_a` bytes from a or `cut_b` from b."""
+    while True:
+        from_a, from_b = a.pull(), b.pull()
+        if not from_a and not from_b:
+            return
+        b.take(from_a[:cut_a])
+        a.take(from_b[:cut_b])
+        if len(from_a) > cut_a or len(from_b) > cut_b:
+            return
+        cut_a -= len(from_a)
+        cut_b -= len(from_b)
+
+
+def test_a_cut_at_every_byte_loses_and_doubles_nothing() -> None:
+    a, b = pair()
+    fill(a, b)
+    num_bytes = talk(a, b)
+    assert num_bytes > 700
+    for cut in range(num_bytes + 1):
+        a, b = pair()
+        lanes = fill(a, b)
+        run_until_cut(a, b, cut, 1 << 30)
+        connect(a, b)
+        talk(a, b)
+        assert_all_arrived(a, b, lanes)
+
+
+def test_many_cuts_in_both_directions_lose_and_double_nothing() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        a, b = pair()
+        lanes = fill(a, b)
+        for _ in range(rng.randrange(1, 6)):
+            run_until_cut(a, b, rng.randrange(300), rng.randrange(100))
+            connect(a, b)
+        talk(a, b)
+        assert_all_arrived(a, b, lanes)
+
+
+def test_pieces_that_come_twice_are_counted_and_dropped() -> None:
+    a, b = pair()
+    a.push(CONTROL)
+    a.push(BULK, 50)
+    data = a.pull()
+    b.take(data)
+    num_pieces = sum(b.session.delivered)
+    b.reader = FrameReader(4096)
+    b.take(data)
+    assert b.got == [0, 1]
+    assert b.session.num_duplicates == num_pieces > 2
+
+
+def test_a_resent_batch_is_taken_from_where_it_is_new() -> None:
+    a, b = pair(Limits())
+    a.push(CONTROL)
+    first = a.pull()
+    b.take(first)
+    a.push(CONTROL)
+    a.session.resume("b1", (0, 0))  # the ack was lost with the connection
+    b.take(a.pull())
+    assert b.got == [0, 1]
+    assert b.session.num_duplicates == 1
+
+
+def frames(data: bytes) -> list[Data | Part | Ack]:
+    out = []
+    for frame in feed(FrameReader(4096), data):
+        link_frame = unpack_link(frame)
+        assert isinstance(link_frame, Data | Part | Ack)
+        out.append(link_frame)
+    return out
+
+
+def test_a_gap_ends_the_session() -> None:
+    a, b = pair()
+    for size in (30, 30):
+        a.push(CONTROL, size)
+    first, second, *_ = frames(a.pull())
+    with pytest.raises(ProtocolError, match="piece 2 follows on piece 0"):
+        b.session.receive(second, 0)
+    assert b.session.delivered == (0, 0)
+    del first
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Data((0, 0), CONTROL, 0, [Failure(1, "", "")]),
+        Data((0, 0), CONTROL, -5, [Failure(1, "", "")]),
+        Data((0, 0), 2, 1, []),
+        Data((0, 0), -1, 1, []),
+        Ack((1, 0)),
+        Ack((0, 9)),
+        Part((0, 0), BULK, 1, False, b"\xc1"),
+        Part((0, 0), BULK, 1, False, b""),
+        Part((0, 0), BULK, 1, True, b"x" * 201),
+    ],
+)
+def test_what_breaks_the_protocol_is_refused(frame: Data | Part | Ack) -> None:
+    _, b = pair()
+    with pytest.raises(ProtocolError):
+        b.session.receive(frame, 0)
+
+
+def test_an_envelope_in_the_middle_of_another_is_refused() -> None:
+    _, b = pair()
+    b.session.receive(Part((0, 0), BULK, 1, True, b"x"), 0)
+    with pytest.raises(ProtocolError, match="cut short"):
+        b.session.receive(Data((0, 0), BULK, 2, [Failure(1, "", "")]), 0)
+
+
+def test_parts_that_never_end_are_bounded() -> None:
+    _, b = pair()
+    for seq in range(1, 9):
+        b.session.receive(Part((0, 0), BULK, seq, True, b"x" * 25), 0)
+    with pytest.raises(ProtocolError, match="exceeds 200 bytes"):
+        b.session.receive(Part((0, 0), BULK, 9, True, b"x"), 0)
+
+
+def test_the_window_bounds_what_is_unacknowledged_by_number() -> None:
+    a, b = pair()
+    for _ in range(10):
+        a.push(CONTROL)
+    data = a.pull()
+    assert a.session.num_in_flight == 4
+    assert a.session.num_queued == 6
+    assert a.session.pull() is None
+    b.take(data)
+    a.take(b.pull())
+    assert a.session.num_in_flight == 0
+    talk(a, b)
+    assert b.got == list(range(10))
+
+
+def test_the_window_bounds_what_is_unacknowledged_by_size() -> None:
+    limits = Limits(window_bytes=100)
+    a, b = pair(limits)
+    for _ in range(5):
+        a.push(BULK, 40)
+    a.pull()
+    assert a.session.num_in_flight == 2
+    del b
+
+
+def test_an_empty_window_takes_what_is_larger_than_itself() -> None:
+    a, b = pair(Limits(window_bytes=10))
+    a.push(BULK, 500)
+    talk(a, b)
+    assert b.got == [0]
+
+
+def test_a_full_bulk_window_does_not_hold_up_control() -> None:
+    a, b = pair()
+    for _ in range(20):
+        a.push(BULK)
+    a.pull()
+    control = a.push(CONTROL)
+    b.take(a.pull())
+    assert b.got[-1] == control
+    assert a.session.num_queued == 16
+
+
+def test_control_goes_between_the_fragments_of_a_long_message() -> None:
+    a, b = pair(Limits(fragment_bytes=24))
+    long = a.push(BULK, 180)
+    pulled = a.session.pull()
+    assert pulled is not None
+    b.take(bytes(pulled))
+    short = a.push(CONTROL)
+    b.take(a.pull())
+    assert b.got == [short, long]
+
+
+def test_a_full_queue_takes_no_more() -> None:
+    a = Session("a1", Limits(queue_messages=2))
+    assert a.push(CONTROL, Item(note(0), 1.0))
+    assert a.push(CONTROL, Item(note(1), 1.0))
+    assert not a.push(CONTROL, Item(note(2), 1.0))
+    assert a.push(BULK, Item(note(3), 1.0))
+    small = Session("a1", Limits(queue_bytes=40))
+    assert small.push(CONTROL, Item(note(0, 20), 1.0))
+    assert not small.push(CONTROL, Item(note(1, 20), 1.0))
+
+
+def test_what_waits_past_its_deadline_comes_out_once() -> None:
+    a, b = pair()
+    for deadline in (1.0, 1.0, 2.0):
+        a.push(CONTROL, deadline=deadline)
+    assert a.session.expire(0.9) == []
+    late = a.session.expire(1.0)
+    assert [number(decode_envelope(item.body)) for item in late] == [0, 1]
+    assert a.session.expire(1.5) == []
+    talk(a, b)
+    assert b.got == [2]
+
+
+def test_what_is_begun_does_not_expire() -> None:
+    a, b = pair()
+    long = a.push(BULK, 180)
+    late = a.push(BULK)
+    a.session.pull()
+    assert [number(decode_envelope(item.body)) for item in a.session.expire(9.0)] == [late]
+    connect(a, b)
+    talk(a, b)
+    assert b.got == [long]
+
+
+def test_the_room_of_what_expires_is_free_again() -> None:
+    session = Session("a1", Limits(queue_bytes=40))
+    assert session.push(CONTROL, Item(note(0, 20), 1.0))
+    session.expire(1.0)
+    assert session.push(CONTROL, Item(note(1, 20), 1.0))
+
+
+def test_the_end_of_a_life_gives_back_what_the_peer_does_not_have() -> None:
+    a, b = pair()
+    for size in (0, 60, 0):
+        a.push(BULK, size)
+    a.push(CONTROL)
+    first = a.session.pull()
+    assert first is not None
+    b.take(bytes(first))
+    assert b.got == [3]
+    a.take(bytes(b.session.ack()))
+    a.pull()
+    lost = a.session.end("a2")
+    assert [number(decode_envelope(item.body)) for item in lost] == [0, 1, 2]
+    assert a.session.idle
+    assert a.session.peer_life is None
+
+
+def test_a_new_life_of_the_peer_gets_only_what_was_sent_to_it() -> None:
+    a, b = pair()
+    a.push(CONTROL)
+    a.pull()
+    b = End("b")
+    b.session.end("b2")
+    assert a.session.knows_other("b2")
+    assert [number(decode_envelope(i.body)) for i in a.session.end(a.session.life)] == [0]
+    a.push(CONTROL)
+    connect(a, b)
+    talk(a, b)
+    assert b.got == [1]
+
+
+def test_a_session_does_not_change_its_peer_unasked() -> None:
+    a, _ = pair()
+    with pytest.raises(ValueError, match="does not change"):
+        a.session.resume("b2", (0, 0))
+
+
+def test_what_was_queued_before_the_first_connection_is_sent() -> None:
+    a, b = End("a"), End("b")
+    a.push(CONTROL)
+    connect(a, b)
+    talk(a, b)
+    assert b.got == [0]
+
+
+def test_acks_ride_on_data() -> None:
+    a, b = pair()
+    a.push(CONTROL)
+    b.take(a.pull())
+    assert b.session.owes
+    b.push(CONTROL)
+    pulled = b.session.pull()
+    assert pulled is not None
+    assert not b.session.owes
+    a.take(bytes(pulled))
+    assert a.session.idle
+
+
+def test_a_quarter_of_the_window_is_much_to_owe() -> None:
+    a, b = pair(Limits(window_messages=16, window_bytes=1 << 20))
+    for owed in range(1, 5):
+        a.push(CONTROL)
+        b.take(a.pull())
+        assert b.session.owes_much == (owed >= 4)
+    c, d = pair(Limits(window_bytes=400))
+    c.push(BULK, 60)
+    d.take(c.pull())
+    assert not d.session.owes_much
+    c.push(BULK, 60)
+    d.take(c.pull())
+    assert d.session.owes_much
