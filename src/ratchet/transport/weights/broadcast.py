@@ -16,30 +16,32 @@ import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from time import perf_counter
 from typing import Final, NamedTuple
 
-import torch
-
 from ratchet.config import WeightsConfig
-from ratchet.errors import TransferFailed, WeightsMismatch
+from ratchet.errors import ConfigError, TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, SendReport, WeightSink, WeightSource
-from ratchet.transport.weights.buckets import host_bytes, pack
-from ratchet.transport.weights.digest import digest_of, make_trailer, trailer_bytes, whole_digest
 from ratchet.transport.weights.finalize import finalize
-from ratchet.transport.weights.groups import Deadline, Group, choose_backend, serve_store
+from ratchet.transport.weights.groups import (
+    Deadline,
+    Group,
+    check_backend,
+    choose_backend,
+    serve_store,
+)
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import (
+    Answers,
     Go,
     Ready,
     announce,
-    answer,
-    forget,
     gather_ready,
     wait_for_go,
 )
 from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_bucket
+from ratchet.transport.weights.scope import LoadScope
+from ratchet.transport.weights.stream import receive_buckets, send_buckets
 from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
 
 _GRACE_S: Final = 1.0
@@ -63,6 +65,11 @@ class BroadcastSender:
     """The trainer's end, rank 0. One transfer at a time."""
 
     def __init__(self, config: WeightsConfig, host: str, source: WeightSource) -> None:
+        try:
+            check_backend(config.backend)
+        except TransferFailed as error:
+            msg = f"weights.backend = {config.backend!r}: {error}"
+            raise ConfigError(msg) from None
         self._config = config
         self._source = source
         self._store, self._host, self._port = serve_store(host)
@@ -71,8 +78,7 @@ class BroadcastSender:
         self._link = self._new_link()
         self._members: tuple[str, ...] = ()
         """engines of the group that the link holds"""
-        self._answered: str | None = None
-        """the last transfer that got its answer"""
+        self._answers = Answers(config.timeout_s + 2 * _GRACE_S)
 
     def plan(
         self, term: Term, version: PolicyVersion, step: int, engines: Sequence[str]
@@ -80,7 +86,7 @@ class BroadcastSender:
         """Plan one transfer; a plan that was not sent is forgotten.
 
         Raises:
-            TransferFailed: if there is no engine, or the configured backend cannot be had.
+            TransferFailed: if there is no engine.
         """
         if not engines:
             msg = f"there is no engine to send version {version} to"
@@ -150,34 +156,12 @@ class BroadcastSender:
 
     def _send(self, link: Link, transfer: _Transfer, deadline: Deadline) -> SendReport:
         group = self._meet(link, transfer, deadline)
-        manifest = transfer.manifest
-        staging = link.staging(max(manifest.bucket_bytes, default=0))
-        digests: list[bytes] = []
-        gather_s = move_s = 0.0
-        wait: Callable[[], None] = _nothing
-        for index, slots in enumerate(slots_by_bucket(manifest)):
-            start = perf_counter()
-            bucket = staging[index % len(staging)][: manifest.bucket_bytes[index]]
-            pack(bucket, slots, self._source.read([slot.name for slot in slots]))
-            digests.append(digest_of(host_bytes(bucket)))
-            gathered = perf_counter()
-            wait()
-            wait = group.broadcast(bucket, deadline)
-            gather_s += gathered - start
-            move_s += perf_counter() - gathered
-        start = perf_counter()
-        wait()
-        trailer = group.allocate(trailer_bytes(manifest))
-        data = bytearray(make_trailer(manifest, digests))
-        trailer.copy_(torch.frombuffer(data, dtype=torch.uint8))
-        group.broadcast(trailer, deadline)()
-        return SendReport(
-            digest=whole_digest(digests),
-            num_bytes=sum(manifest.bucket_bytes),
-            num_buckets=len(digests),
-            gather_s=gather_s,
-            move_s=move_s + perf_counter() - start,
-        )
+        try:
+            return send_buckets(link, group, transfer.manifest, self._source, deadline)
+        except TransferFailed as error:
+            engines = ", ".join(transfer.engines)
+            msg = f"version {transfer.manifest.version} was lost on its way to {engines}: {error}"
+            raise TransferFailed(msg) from None
 
     def _meet(self, link: Link, transfer: _Transfer, deadline: Deadline) -> Group:
         """Wait for all engines, and enter a group with them: the last one if all still hold it."""
@@ -185,14 +169,12 @@ class BroadcastSender:
         try:
             held = gather_ready(link, transfer.name, transfer.engines, deadline)
         except TransferFailed as error:
-            answer(store, transfer.name, Go(None, str(error)))
+            self._answers.give(store, transfer.name, Go(None, str(error)))
             raise
         kept = self._members == transfer.engines and held == {link.holds}
         name = link.holds if kept and link.holds else transfer.name
-        if self._answered:  # all engines have read it, or they would not be here
-            forget(store, self._answered)
-        self._members, self._answered = transfer.engines, transfer.name
-        answer(store, transfer.name, Go(name))
+        self._members = transfer.engines
+        self._answers.give(store, transfer.name, Go(name))
         return link.enter(name, transfer.backend, 0, len(transfer.engines) + 1, deadline)
 
 
@@ -202,9 +184,8 @@ class BroadcastReceiver:
     def __init__(self, config: WeightsConfig) -> None:
         self._config = config
         self._link: Link | None = None
-        self._scope: asyncio.Timeout | None = None
-        """of the pending `receive`, until it commits"""
-        self._reason: str | None = None
+        self._scope: LoadScope | None = None
+        """of the pending `receive`"""
 
     async def receive(
         self, manifest: WeightManifest, route: WeightRoute, sink: WeightSink, mode: PauseMode
@@ -213,25 +194,19 @@ class BroadcastReceiver:
         if self._scope is not None:
             msg = "this engine is still receiving an earlier version; abort that first"
             raise TransferFailed(msg)
-        scope = self._scope = asyncio.timeout(route.timeout_s + _GRACE_S)
-        self._reason = None
+        late = f"version {manifest.version} was not loaded within {route.timeout_s:g} s"
+        self._scope = LoadScope(route.timeout_s + _GRACE_S, late)
         try:
-            async with scope:
-                return await self._receive(manifest, route, sink, mode)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise TransferFailed(self._why(manifest, route)) from None
+            return await self._scope.run(
+                self._receive(manifest, route, sink, mode, self._scope.commit)
+            )
         finally:
             self._scope = None
 
     def abort(self, reason: str) -> None:
-        """End a pending `receive`, unless it has begun to stamp the version. The first reason
-        counts.
-        """
-        if self._scope is not None and self._reason is None and not self._scope.expired():
-            self._reason = reason
-            self._scope.reschedule(0.0)
+        """End a pending `receive`, unless it has begun to stamp the version."""
+        if self._scope is not None:
+            self._scope.abort(reason)
 
     async def close(self) -> None:
         """Leave the group."""
@@ -240,24 +215,19 @@ class BroadcastReceiver:
         if link is not None:
             await link.close(_GRACE_S)
 
-    def _why(self, manifest: WeightManifest, route: WeightRoute) -> str:
-        late = f"version {manifest.version} was not loaded within {route.timeout_s:g} s"
-        return self._reason or late
-
-    def _commit(self) -> None:
-        if self._reason is not None:
-            raise TransferFailed(self._reason)
-        if self._scope is not None:
-            self._scope.reschedule(None)
-            self._scope = None
-
     async def _receive(
-        self, manifest: WeightManifest, route: WeightRoute, sink: WeightSink, mode: PauseMode
+        self,
+        manifest: WeightManifest,
+        route: WeightRoute,
+        sink: WeightSink,
+        mode: PauseMode,
+        commit: Callable[[], None],
     ) -> LoadReport:
         link = self._connect(route)
         try:
+            check_backend(route.backend)
             owners = check_specs(manifest, sink.specs())
-        except WeightsMismatch as error:
+        except (TransferFailed, WeightsMismatch) as error:
             ready = Ready(route.rank, link.holds, str(error))
             with contextlib.suppress(TransferFailed):
                 await link.run(lambda: announce(link, route, ready, Deadline(route.timeout_s)))
@@ -267,10 +237,11 @@ class BroadcastReceiver:
         taken.add_done_callback(inbox.ended)
         try:
             return await finalize(
-                manifest, owners, inbox, sink, mode, verify=self._config.verify, commit=self._commit
+                manifest, owners, inbox, sink, mode, verify=self._config.verify, commit=commit
             )
         except (TransferFailed, asyncio.CancelledError):
             self._link = None
+            taken.cancel()
             link.abandon()
             raise
         finally:
@@ -295,17 +266,9 @@ def _take(link: Link, manifest: WeightManifest, route: WeightRoute, inbox: Inbox
     deadline = Deadline(route.timeout_s + _GRACE_S)
     announce(link, route, Ready(route.rank, link.holds), deadline)
     name = wait_for_go(link, route, deadline)
-    group = link.enter(name, route.backend, route.rank, route.world_size, deadline)
-    staging = link.staging(max(manifest.bucket_bytes, default=0))
-    for index, size in enumerate(manifest.bucket_bytes):
-        inbox.wait_for_room(deadline)
-        bucket = staging[index % len(staging)][:size]
-        group.broadcast(bucket, deadline)()
-        inbox.put_bucket(index, bucket)
-    trailer = group.allocate(trailer_bytes(manifest))
-    group.broadcast(trailer, deadline)()
-    inbox.put(bytes(host_bytes(trailer)))
-
-
-def _nothing() -> None:
-    pass
+    try:
+        group = link.enter(name, route.backend, route.rank, route.world_size, deadline)
+        receive_buckets(link, group, manifest, inbox, deadline)
+    except TransferFailed as error:
+        msg = f"version {manifest.version} was lost on its way here: {error}"
+        raise TransferFailed(msg) from None

@@ -31,10 +31,12 @@ def pack(
                 f" {dtype_name(tensor)}{list(tensor.shape)}"
             )
             raise TransferFailed(msg)
-        bucket[end : slot.offset].zero_()
+        if end < slot.offset:
+            bucket[end : slot.offset].zero_()
         view(bucket, slot).copy_(tensor.detach(), non_blocking=True)
         end = slot.offset + slot.num_bytes
-    bucket[end:].zero_()
+    if end < len(bucket):
+        bucket[end:].zero_()
 
 
 def view(bucket: torch.Tensor, slot: TensorSlot) -> torch.Tensor:

@@ -198,20 +198,28 @@ def _no_watchdog() -> Iterator[None]:
             os.environ[name] = before
 
 
+def check_backend(backend: str) -> None:
+    """Return if this process can use a backend.
+
+    Raises:
+        TransferFailed: if not; the text says what is missing.
+    """
+    if backend == "nccl" and not _has_nccl():
+        msg = 'NCCL needs a CUDA device and a torch built with NCCL; use "gloo" or "auto"'
+        raise TransferFailed(msg)
+
+
 def choose_backend(configured: str, num_engines: int) -> str:
     """Return "gloo" or "nccl". "auto" takes NCCL where every member can have a device of its own,
     which NCCL demands.
-
-    Raises:
-        TransferFailed: if NCCL is configured and cannot be.
     """
-    available = torch.cuda.is_available() and dist.is_nccl_available()
-    if configured == "nccl" and not available:
-        msg = 'weights.backend = "nccl" needs a CUDA device and a torch with NCCL; use "gloo"'
-        raise TransferFailed(msg)
     if configured != "auto":
         return configured
-    return "nccl" if available and torch.cuda.device_count() > num_engines else "gloo"
+    return "nccl" if _has_nccl() and torch.cuda.device_count() > num_engines else "gloo"
+
+
+def _has_nccl() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()
 
 
 def serve_store(host: str) -> tuple[TCPStore, str, int]:

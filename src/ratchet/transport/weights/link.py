@@ -82,6 +82,16 @@ class Link:
         """Name of the group that this end is in."""
         return None if self._group is None else self._group.name
 
+    def check(self) -> None:
+        """Return if the link is not abandoned.
+
+        Raises:
+            TransferFailed: if it is.
+        """
+        if self._stopped.is_set():
+            msg = "the transfer was given up"
+            raise TransferFailed(msg)
+
     def store(self, deadline: Deadline) -> TCPStore:
         """Return the client, connected by the deadline."""
         if self._store is None:
@@ -99,9 +109,8 @@ class Link:
         """
         pause = _FIRST_POLL_S
         while not called(condition):
-            if self._stopped.wait(min(pause, deadline.left_s)):
-                msg = "the transfer was given up"
-                raise TransferFailed(msg)
+            self._stopped.wait(min(pause, deadline.left_s))
+            self.check()
             if not deadline.left_s:
                 return False
             pause = min(pause * 1.5, _LAST_POLL_S)

@@ -8,7 +8,10 @@ of the links; every wait ends with the deadline.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -105,14 +108,22 @@ def gather_ready(
     return held
 
 
-def answer(store: TCPStore, transfer: str, go: Go) -> None:
-    """Answer all engines of a transfer, those that come later too."""
-    called(lambda: store.set(_go_key(transfer), msgspec.json.encode(go).decode()))
+class Answers:
+    """The trainer's answers in the store. They stay until nobody can still be waiting for them."""
 
+    def __init__(self, lifetime_s: float) -> None:
+        self._lifetime_s = lifetime_s
+        self._given: deque[tuple[float, str]] = deque()
 
-def forget(store: TCPStore, transfer: str) -> None:
-    """Take an answer back that all have read."""
-    called(lambda: store.delete_key(_go_key(transfer)))
+    def give(self, store: TCPStore, transfer: str, go: Go) -> None:
+        """Answer all engines of a transfer, those that come later too."""
+        now = monotonic()
+        while self._given and self._given[0][0] + self._lifetime_s < now:
+            key = self._given.popleft()[1]
+            called(partial(store.delete_key, key))
+        key = _go_key(transfer)
+        called(lambda: store.set(key, msgspec.json.encode(go).decode()))
+        self._given.append((now, key))
 
 
 def _ready_key(transfer: str) -> str:

@@ -54,8 +54,8 @@ def make_manifest(
         step: the optimiser step of that version.
 
     Raises:
-        ValueError: if a name comes twice, a dtype is unknown, or an alias does not point to a
-            parameter of the same shape and dtype that travels.
+        ValueError: if there is nothing to send, a name comes twice, a dtype is unknown, or an alias
+            does not point to a parameter of the same shape and dtype that travels.
     """
     aliases = _aliases(specs)
     slots: list[TensorSlot] = []
@@ -77,6 +77,9 @@ def make_manifest(
             )
         )
         sizes[-1] = _align(sizes[-1] + num_bytes)
+    if not slots:
+        msg = "the trainer describes no parameter, so there is nothing to send"
+        raise ValueError(msg)
     return WeightManifest(
         term=term,
         version=version,
@@ -166,6 +169,9 @@ def _aliases(specs: Sequence[TensorSpec]) -> dict[str, str]:
 def _check_layout(manifest: WeightManifest) -> None:
     """Refuse a manifest whose slots overlap, leave their bucket, or are not what they say."""
     names = {slot.name for slot in manifest.slots}
+    if set(range(len(manifest.bucket_bytes))) != {slot.bucket for slot in manifest.slots}:
+        msg = "the manifest has a bucket without a parameter, or none at all"
+        raise WeightsMismatch(msg)
     if len(names) != len(manifest.slots) or not names.issuperset(manifest.aliases.values()):
         msg = "the manifest names a parameter twice, or ties one to another that does not travel"
         raise WeightsMismatch(msg)
@@ -173,7 +179,6 @@ def _check_layout(manifest: WeightManifest) -> None:
     for slot in sorted(manifest.slots, key=lambda slot: slot.offset):
         fits = (
             slot.dtype in ITEM_BYTES
-            and 0 <= slot.bucket < len(ends)
             and all(size >= 0 for size in slot.shape)
             and slot.num_bytes == tensor_bytes(slot)
             and slot.offset % ALIGNMENT == 0
