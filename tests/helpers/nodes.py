@@ -1,4 +1,4 @@
-"""What tests of the mailbox transport share: an actor that remembers, nodes, a network in memory."""
+"""What tests of the mailbox transport share: a remembering actor, nodes, a network in memory."""
 
 from __future__ import annotations
 
