@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ratchet.errors import ConfigError
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -22,7 +20,7 @@ class MaskBuilder:
     """Masks for full attention, sliding windows, and models that mix both.
 
     Raises:
-        ConfigError: if a layer of the model attends in another way.
+        ValueError: if a layer of the model attends in another way.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -33,11 +31,8 @@ class MaskBuilder:
             kinds = ["full_attention" if window is None else "sliding_attention"]
         unknown = set(kinds) - {"full_attention", "sliding_attention"}
         if unknown:
-            msg = (
-                f"model: layers of type {', '.join(sorted(unknown))} ({config.model_type}) are not"
-                " served by the torch engine; use a model with full or sliding window attention"
-            )
-            raise ConfigError(msg)
+            msg = f"layers of type {', '.join(sorted(unknown))} keep another state than a cache"
+            raise ValueError(msg)
         self._windows = {
             kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))
         }

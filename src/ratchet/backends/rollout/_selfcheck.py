@@ -14,9 +14,11 @@ import torch
 from ratchet.backends.rollout._batch import Batch
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout.base import Completion, SamplingParams
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, GenerationFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PreTrainedModel
 
 _PROMPT_LENGTHS: Final = (2, 5)
@@ -33,13 +35,29 @@ def check_generation(model: PreTrainedModel, name: str) -> None:
         name: what the user called it.
 
     Raises:
-        ConfigError: if the two disagree.
+        ConfigError: if the two disagree, or the model does not run at all.
     """
+    try:
+        error = max(_disagreement(model, *done) for done in _generate(model))
+        problem = None if error < _TOLERANCE[model.dtype] else f"log probabilities {error:.2g} off"
+    except Exception as failure:
+        raise _unserved(model, name, f"{type(failure).__name__}: {failure}") from failure
+    if problem is not None:
+        raise _unserved(model, name, problem)
+
+
+def _unserved(model: PreTrainedModel, name: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"model.path = {name!r}: the torch engine does not generate what {type(model).__name__}"
+        f" computes ({problem}); use another architecture, or another rollout.backend"
+    )
+
+
+def _generate(model: PreTrainedModel) -> Iterator[tuple[Request, Completion]]:
     vocabulary = model.get_input_embeddings().num_embeddings
+    params = SamplingParams(_TOKENS, temperature=0.0, seed=0)
     requests = [
-        Request(
-            [(7 * i + length) % vocabulary for i in range(length)], SamplingParams(_TOKENS, 0.0, 0)
-        )
+        Request([(7 * i + length) % vocabulary for i in range(length)], params)
         for length in _PROMPT_LENGTHS
     ]
     batch = Batch(model, eos=(), max_rows=len(requests))
@@ -47,17 +65,9 @@ def check_generation(model: PreTrainedModel, name: str) -> None:
     batch.add(requests)
     while batch.has_work:
         for request, completion in batch.step():
-            if not isinstance(completion, Completion):
-                msg = f"model.path = {name!r}: {completion}; the weights are not usable"
-                raise ConfigError(msg)
-            error = _disagreement(model, request, completion)
-            if error > _TOLERANCE[model.dtype]:
-                msg = (
-                    f"model.path = {name!r}: the torch engine's cache does not fit"
-                    f" {type(model).__name__}: log probabilities are {error:.2g} off; use another"
-                    " architecture or rollout.backend"
-                )
-                raise ConfigError(msg)
+            if isinstance(completion, GenerationFailed):
+                raise completion
+            yield request, completion
 
 
 @torch.inference_mode()
