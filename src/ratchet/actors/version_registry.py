@@ -116,7 +116,8 @@ class VersionRegistry(Actor[RegistryMessage]):
 
     def _leave(self, role: RoleInfo, reason: str) -> None:
         del self._roles[role.name]
-        self.log.warning("role_left", kind=role.kind, name=role.name, reason=reason)
+        note = self.log.info if reason == "stopped" else self.log.warning
+        note("role_left", kind=role.kind, name=role.name, reason=reason)
         self._tell_all(RoleLeft(role, reason))
 
     def _check(self, term: Term) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,10 @@ _UNUSABLE: Final = (
 )
 """What transformers raises on a config or a directory that it cannot use."""
 
+_BUILDING: Final = threading.Lock()
+"""transformers builds models under settings of the whole process (default dtype, skipped
+initialisation, tying), and engine and trainer may live in one: two threads must take turns."""
+
 _LEGACY_KEYS: Final = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "head_dim"})
 """Config keys that are taken even where the defaults do not list them."""
 
@@ -66,7 +71,7 @@ def load_model(path: Path, dtype: str) -> PreTrainedModel:
             do not fill the model.
     """
     _check_directory(path)
-    with _quiet():
+    with _BUILDING, _quiet():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
@@ -121,7 +126,7 @@ def build_model(
         ConfigError: if the model type or a key is unknown, or a value does not work.
     """
     parsed = _parse_config(config, tokenizer)
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with _BUILDING, _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = AutoModelForCausalLM.from_config(parsed, dtype=torch.float32)

@@ -29,7 +29,7 @@ from ratchet.actors.actor import LocalRef
 from ratchet.actors.system import System
 from ratchet.errors import UserError
 from ratchet.messages import Down, Message, StopTraining
-from ratchet.observability.logs import configure_logging
+from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.rundir import RunDirectory
 from ratchet.tasks.registry import build_task
@@ -115,6 +115,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     task = build_task(config.task, config.seed)
     await node.start()
     ref = start_role(system, spec.role, config=config, run=run, run_id=spec.run_id, task=task)
+    route_library_logs()  # torch and transformers have come in with handlers of their own
     reason = await _until_end(ref)
     await node.stop(1.0)
     log.info("role_ended", reason=reason)

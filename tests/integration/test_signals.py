@@ -1,0 +1,74 @@
+"""Whatever ends the launcher, nothing is left ten seconds later; a dead worker is not the end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.helpers.command import Command, gone, kill
+from tests.helpers.config import small_config
+
+from ratchet.storage.versions import read_versions
+
+pytestmark = pytest.mark.timeout(240)
+
+CONFIG = small_config(
+    rollout={"max_tokens": 5, "group_size": 4, "num_workers": 2},
+    trainer={"num_steps": 100_000, "lr": 1e-3},
+)
+NUM_PROCESSES = 1 + 3 + 2
+
+
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
+    tmp_path: Path,
+) -> None:
+    with Command(CONFIG, tmp_path / "run") as command:
+        command.until("a fifth step", lambda: len(command.steps()) >= 5)
+        victim = command.child("rollout-0")
+        kill(victim)
+        command.until("a new worker", lambda: command.child("rollout-0") != victim)
+        died_at = len(command.steps())
+        command.until("ten more steps", lambda: len(command.steps()) >= died_at + 10)
+        command.until(
+            "weights in the new worker",
+            lambda: (
+                len(command.events("rollout-0", "role_starting")) == 2
+                and command.events("rollout-0", "weights_loaded")[-1]["pid"]
+                == command.child("rollout-0")
+            ),
+        )
+        left = command.events("registry-0", "role_left")
+        assert [e["name"] for e in left] == ["rollout-0"]
+        family = command.family()
+        assert len(family) == NUM_PROCESSES
+        kill(command.process.pid, signal.SIGTERM)
+        code, output = command.finish(10.0)
+        assert gone(family[1:], 1.0) == []
+    assert code == 128 + signal.SIGTERM, output
+    versions = list(read_versions(tmp_path / "run" / "versions.sqlite"))
+    assert [v.version for v in versions] == list(range(len(versions)))
+    assert sum(v.state == "live" for v in versions) >= 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
+    with Command(CONFIG, tmp_path / "run") as command:
+        command.until("a second step", lambda: len(command.steps()) >= 2)
+        family = command.family()
+        assert len(family) == NUM_PROCESSES
+        kill(command.process.pid, number)
+        code, _ = command.finish(10.0)
+        assert gone(family[1:], 10.0) == []
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
+
+
+def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(tmp_path: Path) -> None:
+    with Command(CONFIG, tmp_path / "run") as command:
+        command.until("a first step", lambda: command.steps())
+        family = command.family()
+        kill(command.child("buffer"))
+        code, output = command.finish(60)
+        assert gone(family[1:], 10.0) == []
+    assert code == 1
+    assert output.strip().splitlines()[-1].startswith("the run failed: buffer")
