@@ -6,6 +6,7 @@ numpy. G is the group size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -30,13 +31,13 @@ def std_advantages(rewards: Floats) -> Floats:
     centred = mean_advantages(rewards)
     if not centred.any():
         return centred
-    scaled: Floats = centred / (rewards.std(ddof=1) + EPSILON)
+    scaled: Floats = centred / (math.sqrt(centred @ centred / (len(centred) - 1)) + EPSILON)
     return scaled
 
 
 def mean_advantages(rewards: Floats) -> Floats:
     """Return r - mean, as in Dr. GRPO (arXiv:2503.20783). Equal rewards give exact zeros."""
-    if rewards.min() == rewards.max():  # the rounded mean can differ from all of them
+    if (rewards == rewards[0]).all():  # the rounded mean can differ from all of them
         return np.zeros_like(rewards)
     centred: Floats = rewards - rewards.mean()
     return centred

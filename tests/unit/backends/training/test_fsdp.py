@@ -72,7 +72,7 @@ def test_the_gradient_does_not_depend_on_the_split(base: Path, limit: int) -> No
 
 
 def test_the_gradient_is_that_of_a_loop_without_padding(base: Path) -> None:
-    temperature, groups = 0.7, make_groups()
+    temperature, groups = 0.7, make_groups(2, 3)
     model = load_model(base, "float32")
     total, num_tokens = torch.zeros(()), 0
     for group in groups:
@@ -286,6 +286,7 @@ def test_a_failed_export_leaves_nothing(
     def failing(model: object, tokenizer: object, path: Path) -> None:
         path.mkdir()
         (path / "half").write_text("")
+        assert not (tmp_path / "out").exists()
         raise OSError(28, "No space left on device")
 
     def files() -> list[Path]:
