@@ -1,7 +1,8 @@
 """Wall time per step: asynchronous training against the same work done strictly in order.
 
 Both are this code (`trainer.synchronous`), the same recipe, machine and number of steps, run in
-turns so that noise meets both alike. Usage: python benchmarks/async_vs_sync.py [RECIPE] [STEPS] [ROUNDS]
+turns so that noise meets both alike.
+Usage: python benchmarks/async_vs_sync.py [RECIPE] [STEPS] [ROUNDS]
 """
 
 from __future__ import annotations

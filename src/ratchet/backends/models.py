@@ -161,6 +161,26 @@ def char_tokenizer(chars: str) -> PreTrainedTokenizerFast:
     )
 
 
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, chat_template: bool
+) -> list[int]:
+    """Return the ids of a prompt: alike in an engine, in a warm start and in the launcher's checks.
+
+    Args:
+        tokenizer: the model's.
+        text: the prompt.
+        chat_template: wrap it as a user message that the model is about to answer.
+    """
+    if not chat_template:
+        return list(tokenizer.encode(text))
+    messages = [{"role": "user", "content": text}]
+    return list(
+        tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
+
+
 def save_model_directory(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
 ) -> None:

@@ -107,4 +107,6 @@ def _length_function(model: ModelConfig) -> Callable[[Prompt], int]:
     from ratchet.backends.models import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(Path(model.path or ""))
-    return lambda prompt: len(encode_prompt(tokenizer, prompt.text, model.chat_template))
+    return lambda prompt: len(
+        encode_prompt(tokenizer, prompt.text, chat_template=model.chat_template)
+    )

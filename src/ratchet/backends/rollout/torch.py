@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ratchet.backends.models import eos_token_ids, load_model, load_tokenizer
+from ratchet.backends.models import encode_prompt, eos_token_ids, load_model, load_tokenizer
 from ratchet.backends.rollout._batch import Batch, Outcome
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout._selfcheck import check_generation
@@ -124,15 +124,7 @@ class TorchEngine:
 
     def encode(self, text: str) -> list[int]:
         """Turn a prompt into ids."""
-        tokenizer = self._loaded.tokenizer
-        if not self._chat_template:
-            return list(tokenizer.encode(text))
-        messages = [{"role": "user", "content": text}]
-        return list(
-            tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
+        return encode_prompt(self._loaded.tokenizer, text, chat_template=self._chat_template)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text, without special tokens."""

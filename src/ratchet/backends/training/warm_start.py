@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ratchet.algorithms.packing import Row, reference_row
+from ratchet.backends.models import encode_prompt
 from ratchet.errors import ConfigError
 from ratchet.types import Prompt
 
@@ -43,21 +44,9 @@ def reference_rows(
             )
             raise ConfigError(msg)
         completion = tokenizer.encode(prompt.reference, add_special_tokens=False)
-        prompt_ids = encode_prompt(tokenizer, prompt.text, chat_template)
+        prompt_ids = encode_prompt(tokenizer, prompt.text, chat_template=chat_template)
         rows.append(reference_row(prompt_ids, [*completion, eos]))
     return rows
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat_template: bool) -> list[int]:
-    """Return the ids of a prompt, as an engine's `encode` does."""
-    if not chat_template:
-        return list(tokenizer.encode(text))
-    messages = [{"role": "user", "content": text}]
-    return list(
-        tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    )
 
 
 def shuffled_batches(rows: Sequence[Row], batch_size: int, seed: int) -> Iterator[list[Row]]:
