@@ -22,6 +22,7 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
 
 _READ_BYTES = 256 << 10
+_REASON_CHARACTERS = 1000  # a reason fits into a frame of a hello
 _WRITE_BYTES = 256 << 10  # what may wait in this process in front of a control message
 
 
@@ -108,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 self._on_frame(view)
         except Refused as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
         except ProtocolError as error:
             if self._link is not None:
                 self._link.on_broken(self, error)
@@ -154,10 +155,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def reject(self, kind: str, text: str) -> None:
-        """Tell the peer why there will be no link, and close."""
-        self.write(pack(Reject(kind, text[:1000])))
-        self.close()
+    def refuse(self, refusal: Refused) -> None:
+        """End the hello; tell the peer why, unless it is the peer that refuses."""
+        self._host.on_hello_failed(self, refusal)
+        if not refusal.by_peer:
+            self.write(pack(Reject(refusal.kind, str(refusal)[:_REASON_CHARACTERS])))
+        self._finish(refusal)
 
     def _on_frame(self, view: memoryview) -> None:
         if self._link is not None:
@@ -182,14 +185,12 @@ class Connection(asyncio.BufferedProtocol):
     def _on_late(self) -> None:
         self._give_up(ProtocolError(f"the hello took longer than {self._limits.hello_s} s"))
 
-    def _refuse(self, refusal: Refused) -> None:
-        if not refusal.by_peer:
-            self.reject(refusal.kind, str(refusal))
-        self._give_up(refusal)
-
     def _give_up(self, error: Exception) -> None:
-        self.closed = True
         self._host.on_hello_failed(self, error)
+        self._finish(error)
+
+    def _finish(self, error: Exception) -> None:
+        self.closed = True
         if not self.opened.done():
             self.opened.set_exception(error)
         self.close()

@@ -255,7 +255,8 @@ class Node:
         """A connection is there: `Host`."""
         self._connections.add(connection)
         if len(self._connections) > self._limits.connections:
-            connection.reject("busy", f"{self.name} has {self._limits.connections} connections")
+            text = f"{self.name} has {self._limits.connections} connections"
+            connection.refuse(Refused("busy", text))
 
     def _session_with(self, hello: Hello) -> Session:
         if self._closed or hello.name == self.name:

@@ -143,7 +143,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def test_strangers_with_random_frames_change_nothing(tmp_path: Path) -> None:
-    """1,500 connections, some 4,000 frames; none crashes the node, gets a link, or leaves anything behind."""
+    """1,500 connections, some 4,000 frames: none crashes the node, gets a link, or stays."""
     rng = random.Random(0)
 
     async def strange(address: Address) -> None:
