@@ -116,8 +116,9 @@ class AlgorithmConfig(_Section):
     """GRPO (arXiv:2402.03300), clip-higher (arXiv:2503.14476), truncated importance sampling."""
 
     name: str = "grpo"
-    advantage: Literal["std", "mean"] = "std"
-    """Rewards centred by the group's mean, and for "std" divided by its standard deviation."""
+    advantage: str = "std"
+    """ "std" | "mean" | "module:function": rewards centred by the group's mean, and for "std"
+    divided by its standard deviation."""
     clip_low: PositiveFloat = 0.2
     clip_high: PositiveFloat = 0.28
     importance_cap: PositiveFloat = 2.0

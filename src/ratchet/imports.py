@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,17 +25,26 @@ def import_chosen(field: str, choice: str, known: Mapping[str, str]) -> Callable
     Raises:
         ConfigError: if the name is not in the table, or the reference gives nothing to call.
     """
+    check_choice(field, choice, known)
+    found = import_object(known.get(choice, choice))
+    if not callable(found):
+        msg = f"{field} = {choice!r} names a {type(found).__name__}, which cannot be called"
+        raise ConfigError(msg)
+    return found
+
+
+def check_choice(field: str, choice: str, known: Collection[str]) -> None:
+    """Check a choice without importing anything.
+
+    Raises:
+        ConfigError: if it is neither a known name nor of the form "module:object".
+    """
     if choice not in known and ":" not in choice:
         msg = (
             f"{field} = {choice!r} is not known; use one of {', '.join(sorted(known))}, or"
             ' "module:object" to bring your own'
         )
         raise ConfigError(msg)
-    found = import_object(known.get(choice, choice))
-    if not callable(found):
-        msg = f"{field} = {choice!r} names a {type(found).__name__}, which cannot be called"
-        raise ConfigError(msg)
-    return found
 
 
 def import_object(reference: str) -> object:

@@ -13,10 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ratchet.algorithms.registry import ADVANTAGES, LOSSES
 from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
+from ratchet.imports import check_choice
+from ratchet.runtime.compose import ENGINES, TRAINERS
 from ratchet.tasks.base import Split, Task
 from ratchet.tasks.registry import build_task
+from ratchet.transport.weights.registry import TRANSPORTS
 from ratchet.types import Prompt
 
 _MAX_CHECKED: Final = 20_000
@@ -32,11 +36,20 @@ def check_run(config: Config) -> Task:
         TaskError: if the task does not load or has too few prompts.
         ConfigError: if the model is not there, or a prompt does not fit into it.
     """
+    _check_names(config)
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed)
     _check_counts(config, task)
     _check_prompts(config, task, context)
     return task
+
+
+def _check_names(config: Config) -> None:
+    check_choice("rollout.backend", config.rollout.backend, ENGINES)
+    check_choice("trainer.backend", config.trainer.backend, TRAINERS)
+    check_choice("weights.transport", config.weights.transport, TRANSPORTS)
+    check_choice("algorithm.name", config.algorithm.name, LOSSES)
+    check_choice("algorithm.advantage", config.algorithm.advantage, ADVANTAGES)
 
 
 def _check_counts(config: Config, task: Task) -> None:

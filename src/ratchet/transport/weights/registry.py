@@ -20,7 +20,7 @@ class _Transport(NamedTuple):
     receiver: str
 
 
-_TRANSPORTS: Final[Mapping[str, _Transport]] = {
+TRANSPORTS: Final[Mapping[str, _Transport]] = {
     "broadcast": _Transport(
         "ratchet.transport.weights.broadcast", "BroadcastSender", "BroadcastReceiver"
     ),
@@ -57,10 +57,10 @@ def open_receiver(config: WeightsConfig) -> WeightReceiver:
 
 
 def _transport(name: str) -> _Transport:
-    if name not in _TRANSPORTS:
-        msg = f"weights.transport = {name!r} is unknown; known: {', '.join(sorted(_TRANSPORTS))}"
+    if name not in TRANSPORTS:
+        msg = f"weights.transport = {name!r} is unknown; known: {', '.join(sorted(TRANSPORTS))}"
         raise ConfigError(msg)
-    return _TRANSPORTS[name]
+    return TRANSPORTS[name]
 
 
 def _load(module: str, name: str) -> Any:
