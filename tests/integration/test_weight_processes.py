@@ -126,7 +126,7 @@ def test_one_of_three_engines_is_killed(engines: Engines) -> None:
         assert isinstance(await children[victim].hear(), Middle)
         start = monotonic()
         engines.end(victim)
-        with pytest.raises(TransferFailed):
+        with pytest.raises(TransferFailed, match=f"version 2 was lost on its way to {victim}, "):
             await send
         del children[victim]
         for child in children.values():  # nobody has told them

@@ -250,6 +250,9 @@ def serve_store(host: str) -> tuple[TCPStore, str, int]:
 def connect_store(host: str, port: int, deadline: Deadline) -> tuple[TCPStore, str]:
     """Connect to a store.
 
+    torch's handshake has no timeout. If the trainer stands still in that very moment, this thread
+    does too, until the trainer goes on or dies; the event loop does not wait for it.
+
     Returns:
         The store, and this end's own address towards it.
 

@@ -1,6 +1,6 @@
 """Buckets through a process group, one after another, and the trailer behind them: both sides.
 
-The sending side consumes the trainer's parameters and gathers a bucket while the one before travels.
+The sending side consumes the trainer's parameters, and gathers a bucket while the last travels.
 The receiving side produces buckets in an inbox and receives one while the one before is written.
 Each holds two buckets at most. Runs on the threads of the links, and waits for the peers, until the
 deadline.

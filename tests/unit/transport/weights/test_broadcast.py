@@ -1,0 +1,275 @@
+"""What the contract suite cannot see: when a group is kept, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import msgspec
+import pytest
+from tests.helpers.weights import FakeSink, FakeSource, make_tensors
+
+from ratchet.config import WeightsConfig
+from ratchet.errors import TransferFailed
+from ratchet.transport.weights import link as link_module
+from ratchet.transport.weights import meeting as meeting_module
+from ratchet.transport.weights.broadcast import BroadcastReceiver, BroadcastSender
+from ratchet.transport.weights.groups import (
+    Deadline,
+    GlooGroup,
+    choose_backend,
+    connect_store,
+    serve_store,
+)
+from ratchet.transport.weights.link import Link
+from ratchet.transport.weights.meeting import Answers, Go
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the groups that rank 0 built, and that all of them are gone in the end."""
+    names: list[str] = []
+    alive: list[weakref.ref[Any]] = []
+
+    class Counted(GlooGroup):
+        def __init__(self, store: Any, name: str, rank: int, size: int, **rest: Any) -> None:
+            super().__init__(store, name, rank, size, **rest)
+            alive.append(weakref.ref(self._group))
+            if rank == 0:
+                names.append(name)
+
+    monkeypatch.setattr(link_module, "GlooGroup", Counted)
+    yield names
+    gc.collect()
+    deadline = monotonic() + 10
+    while any(ref() is not None for ref in alive):
+        assert monotonic() < deadline, "a process group outlives its link"
+        threading.Event().wait(0.01)
+
+
+class Pair:
+    def __init__(self, num_engines: int = 2) -> None:
+        config = WeightsConfig(timeout_s=10.0)
+        self.source = FakeSource(make_tensors(1))
+        self.sender = BroadcastSender(config, HOST, self.source)
+        self.engines = {
+            f"e{n}/a": (BroadcastReceiver(config), FakeSink(self.source.tensors))
+            for n in range(num_engines)
+        }
+        self.version = 0
+
+    async def __aenter__(self) -> Pair:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for receiver, _ in self.engines.values():
+            await receiver.close()
+        await self.sender.close()
+
+    async def sync(self, *names: str) -> list[Any]:
+        self.version += 1
+        manifest, routes = self.sender.plan(1, self.version, self.version, names)
+        loads = [
+            self.engines[n][0].receive(manifest, routes[n], self.engines[n][1], "in_place")
+            for n in names
+        ]
+        return await asyncio.gather(self.sender.send(manifest), *loads, return_exceptions=True)
+
+
+def run(main: Any) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(limited())
+
+
+def test_the_group_is_kept_while_the_membership_is_the_same(entered: list[str]) -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            for _ in range(4):
+                await pair.sync("e0/a", "e1/a")
+            assert len(entered) == 1
+            await pair.sync("e1/a", "e0/a")
+            assert len(entered) == 2
+            await pair.sync("e1/a")
+            await pair.sync("e1/a", "e0/a")
+            assert len(entered) == 4
+            assert len(set(entered)) == 4
+
+    run(main)
+
+
+def test_an_engine_that_fails_by_itself_keeps_the_group(entered: list[str]) -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            sink = pair.engines["e1/a"][1]
+            sink.fail_in = "write"
+            sent, well, ill = await pair.sync("e0/a", "e1/a")
+            assert not isinstance(sent, BaseException)
+            assert not isinstance(well, BaseException)
+            assert isinstance(ill, RuntimeError)
+            sink.fail_in = None
+            await pair.sync("e0/a", "e1/a")
+            assert len(entered) == 1
+
+    run(main)
+
+
+def test_a_failure_gives_the_group_up(entered: list[str]) -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            await pair.sync("e0/a", "e1/a")
+
+            def fail(names: Any) -> None:
+                msg = "out of memory"
+                raise RuntimeError(msg)
+
+            pair.source.on_read = fail
+            sent, *loads = await pair.sync("e0/a", "e1/a")
+            assert str(sent) == "out of memory"
+            assert all(isinstance(load, TransferFailed) for load in loads)
+            pair.source.on_read = lambda names: None
+            sent, *_ = await pair.sync("e0/a", "e1/a")
+            assert not isinstance(sent, BaseException)
+            assert len(entered) == 2
+
+    run(main)
+
+
+def test_threads_end_with_their_links(entered: list[str]) -> None:
+    def ours() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name.startswith("ratchet-weights")]
+
+    async def main() -> None:
+        async with Pair() as pair:
+            await pair.sync("e0/a", "e1/a")
+            assert len(ours()) == 3
+        for thread in ours():
+            await asyncio.to_thread(thread.join, 5)
+        assert ours() == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_transfer_over_any_loopback_address(host: str) -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            await pair.sender.close()
+            pair.sender = BroadcastSender(WeightsConfig(timeout_s=10.0), host, pair.source)
+            sent, *loads = await pair.sync("e0/a", "e1/a")
+            assert not isinstance(sent, BaseException), sent
+            assert not any(isinstance(load, BaseException) for load in loads)
+
+    run(main)
+
+
+def test_a_store_is_served_on_one_address_only() -> None:
+    store, host, port = serve_store(HOST)
+    assert host == HOST
+    with (
+        socket.socket() as other,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        other.connect(("127.0.0.2", port))
+    client, address = connect_store(HOST, port, Deadline(5.0))
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+    assert address == HOST
+
+
+def test_a_store_that_is_not_there_is_no_long_wait() -> None:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    start = monotonic()
+    with pytest.raises(TransferFailed, match=f"no trainer serves weights at {HOST}:{port}"):
+        connect_store(HOST, port, Deadline(60.0))
+    assert monotonic() - start < 10
+
+
+def test_a_trainer_that_stands_still_does_not_hold_an_engine_that_connects() -> None:
+    """The handshake of torch's store has no timeout: its thread is left behind."""
+
+    async def main() -> None:
+        async with Pair() as pair:
+            manifest, routes = pair.sender.plan(1, 1, 1, ["e0/a"])
+            with socket.socket() as mute:
+                mute.bind((HOST, 0))
+                mute.listen(8)
+                route = msgspec.structs.replace(
+                    routes["e0/a"], port=mute.getsockname()[1], timeout_s=0.1
+                )
+                receiver, sink = pair.engines["e0/a"]
+                with pytest.raises(TransferFailed, match=r"version 1 was not loaded within 0\.1 s"):
+                    await receiver.receive(manifest, route, sink, "in_place")
+                assert sink.events == []
+                sent, _ = await pair.sync("e0/a")
+                assert not isinstance(sent, BaseException)
+
+    run(main)
+
+
+def test_answers_stay_until_nobody_can_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(meeting_module, "monotonic", lambda: now[0])
+    store, _, _ = serve_store(HOST)
+    answers = Answers(lifetime_s=10.0)
+    for n in range(5):
+        now[0] = 4.0 * n
+        answers.give(store, f"transfer-{n}", Go("group"))
+    kept = [n for n in range(5) if store.check([f"transfer-{n}/go"])]
+    assert kept == [2, 3, 4]
+
+
+def test_a_link_that_is_abandoned_stops_polling() -> None:
+    async def main() -> None:
+        link = Link(HOST, 1, "test-link")
+        begun = threading.Event()
+
+        def never() -> bool:
+            begun.set()
+            return False
+
+        waiting = link.run(lambda: link.until(never, Deadline(60.0)))
+        await asyncio.to_thread(begun.wait, 5)
+        link.abandon()
+        async with asyncio.timeout(5):
+            with pytest.raises(TransferFailed, match="given up"):
+                await waiting
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("configured", "devices", "num_engines", "expected"),
+    [
+        ("gloo", 8, 1, "gloo"),
+        ("nccl", 8, 1, "nccl"),
+        ("auto", 0, 1, "gloo"),
+        ("auto", 1, 1, "gloo"),
+        ("auto", 2, 1, "nccl"),
+        ("auto", 2, 2, "gloo"),
+        ("auto", 4, 3, "nccl"),
+    ],
+)
+def test_auto_takes_nccl_where_every_member_can_have_a_device(
+    configured: str,
+    devices: int,
+    num_engines: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: devices > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert choose_backend(configured, num_engines) == expected

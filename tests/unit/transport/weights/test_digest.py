@@ -1,0 +1,93 @@
+"""Digests: defined by the values alone, different for every single bit, checked by name."""
+
+from __future__ import annotations
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.errors import WeightsMismatch
+from ratchet.transport.weights.base import TensorSpec
+from ratchet.transport.weights.digest import (
+    check_trailer,
+    digest_of,
+    digest_parts,
+    make_trailer,
+    trailer_bytes,
+    whole_digest,
+)
+from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
+from ratchet.types import WeightManifest
+
+
+def manifest_of(*sizes: int, bucket_bytes: int = 128, version: int = 7) -> WeightManifest:
+    specs = [TensorSpec(f"p{n}", "uint8", (size,)) for n, size in enumerate(sizes)]
+    return make_manifest(specs, bucket_bytes, term=2, version=version, step=1)
+
+
+def test_known_values() -> None:
+    """The definition is part of the protocol: both ends may be of different releases."""
+    assert digest_of(b"").hex() == "99aa06d3014798d86001c324468d497f"
+    assert digest_of(b"ratchet") == xxhash.xxh3_128(b"ratchet").digest()
+    assert whole_digest([b"\0" * 16, b"\1" * 16]) == xxhash.xxh3_128_hexdigest(
+        b"\0" * 16 + b"\1" * 16
+    )
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=8))
+def test_parts_have_the_digest_of_the_packed_bucket(parts: list[bytes]) -> None:
+    manifest = manifest_of(*map(len, parts), bucket_bytes=10_000)
+    (slots,) = slots_by_bucket(manifest)
+    packed = bytearray(manifest.bucket_bytes[0])
+    for slot, part in zip(slots, parts, strict=True):
+        packed[slot.offset : slot.offset + slot.num_bytes] = part
+    assert digest_parts(slots, parts, len(packed)) == digest_of(bytes(packed))
+
+
+@given(st.binary(min_size=1, max_size=300), st.data())
+def test_any_single_bit_changes_the_digest(value: bytes, data: st.DataObject) -> None:
+    bit = data.draw(st.integers(0, 8 * len(value) - 1))
+    changed = bytearray(value)
+    changed[bit // 8] ^= 1 << bit % 8
+    assert digest_of(bytes(changed)) != digest_of(value)
+
+
+def test_the_order_of_buckets_counts() -> None:
+    a, b = digest_of(b"a"), digest_of(b"b")
+    assert whole_digest([a, b]) != whole_digest([b, a])
+
+
+def test_a_trailer_that_fits() -> None:
+    manifest = manifest_of(100, 100, 100)
+    digests = [digest_of(bytes([n])) for n in range(3)]
+    trailer = make_trailer(manifest, digests)
+    assert len(trailer) == trailer_bytes(manifest)
+    check_trailer(manifest, trailer, digests)
+
+
+def test_a_damaged_bucket_is_named() -> None:
+    manifest = manifest_of(100, 30, 30, 100)
+    digests = [digest_of(bytes([n])) for n in range(3)]
+    trailer = make_trailer(manifest, digests)
+    digests[1] = digest_of(b"x")
+    with pytest.raises(WeightsMismatch, match=r"bucket 1 of 3 \(p1 \.\.\. p2\) of version 7"):
+        check_trailer(manifest, trailer, digests)
+
+
+def test_every_bit_of_a_trailer_counts() -> None:
+    manifest = manifest_of(100, 100)
+    digests = [digest_of(b"a"), digest_of(b"b")]
+    trailer = make_trailer(manifest, digests)
+    for position in range(8 * len(trailer)):
+        changed = bytearray(trailer)
+        changed[position // 8] ^= 1 << position % 8
+        with pytest.raises(WeightsMismatch):
+            check_trailer(manifest, bytes(changed), digests)
+
+
+def test_the_trailer_of_another_version_is_refused() -> None:
+    digests = [digest_of(b"a")]
+    old = make_trailer(manifest_of(100, version=6), digests)
+    with pytest.raises(WeightsMismatch, match="version 7 of term 2 was announced, and version 6"):
+        check_trailer(manifest_of(100), old, digests)

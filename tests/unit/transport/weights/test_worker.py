@@ -1,0 +1,71 @@
+"""A thread for blocking calls that can be left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ratchet.transport.weights.worker import Worker
+
+
+def test_calls_run_in_order_on_one_thread_off_the_loop() -> None:
+    async def main() -> None:
+        worker = Worker("test-worker")
+        seen: list[tuple[int, str]] = []
+        calls = [
+            worker.run(lambda n=n: seen.append((n, threading.current_thread().name)))
+            for n in range(5)
+        ]
+        await asyncio.gather(*calls)
+        assert seen == [(n, "test-worker") for n in range(5)]
+        worker.stop(lambda: None)
+
+    asyncio.run(main())
+
+
+def test_an_error_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None:
+    async def main() -> None:
+        worker = Worker("test-worker")
+        with pytest.raises(ZeroDivisionError):
+            await worker.run(lambda: 1 // 0)
+        assert await worker.run(lambda: 3) == 3
+        worker.stop(lambda: None)
+
+    asyncio.run(main())
+
+
+def test_stop_runs_the_last_call_and_ends_the_thread() -> None:
+    async def main() -> None:
+        worker = Worker("test-worker")
+        threads: list[threading.Thread] = []
+        done = threading.Event()
+        await worker.run(lambda: threads.append(threading.current_thread()))
+        worker.stop(done.set)
+        await asyncio.to_thread(threads[0].join, 5)
+        assert done.is_set()
+        assert not threads[0].is_alive()
+
+    asyncio.run(main())
+
+
+def test_a_worker_without_calls_starts_no_thread() -> None:
+    before = threading.active_count()
+    Worker("test-worker").stop(lambda: None)
+    assert threading.active_count() == before
+
+
+def test_a_stuck_call_does_not_keep_the_process() -> None:
+    code = """
+import asyncio, threading
+from ratchet.transport.weights.worker import Worker
+async def main():
+    begun = threading.Event()
+    Worker("stuck").run(lambda: (begun.set(), threading.Event().wait()))
+    await asyncio.to_thread(begun.wait)
+asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
