@@ -121,6 +121,17 @@ class Lineage:
         """Return the staleness of the oldest token of a group."""
         return max(self.staleness(version, position) for version in group.versions)
 
+    def split_stale(
+        self, groups: Iterable[RolloutGroup], position: Position, max_staleness: int
+    ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+        """Return the groups within the bound, and those past it."""
+        fresh: list[RolloutGroup] = []
+        stale: list[RolloutGroup] = []
+        for group in groups:
+            past = self.group_staleness(group, position) > max_staleness
+            (stale if past else fresh).append(group)
+        return fresh, stale
+
     def _node(self, version: PolicyVersion) -> tuple[int, PolicyVersion | None]:
         try:
             return self._nodes[version]

@@ -23,11 +23,12 @@ from typing import Final, assert_never
 
 from ratchet.actors.credits import Credits
 from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.role import RoleActor
 from ratchet.actors.system import System
 from ratchet.config import Config
-from ratchet.errors import AskTimeout, VersionError
+from ratchet.errors import AskTimeout
 from ratchet.messages import (
     BatchReady,
     BufferMessage,
@@ -45,7 +46,7 @@ from ratchet.messages import (
     StepTrained,
     VersionUpdated,
 )
-from ratchet.staleness import Lineage, Position
+from ratchet.staleness import Position
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import (
     Assignment,
@@ -104,9 +105,7 @@ class BufferActor(RoleActor[_Inbox]):
             max_reissues=config.buffer.max_reissues,
         )
         self._credits = Credits()
-        self._lineage = Lineage()
-        self._parked: list[GroupFinished] = []
-        self._learning: set[PolicyVersion] = set()
+        self._known = KnownVersions()
         self._request: RequestBatch | None = None
         self._handed: tuple[RequestBatch, BatchReady] | None = None
         self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
@@ -134,9 +133,9 @@ class BufferActor(RoleActor[_Inbox]):
             case VersionUpdated():
                 self._version_updated(message.record)
             case RoleRegistered():
-                self._learn(message.versions)
+                self._known.learn(message.versions)
             case LineageLearned():
-                self._lineage_learned(message)
+                self._finish_all(self._known.answered(message.asked, message.versions))
             case RoleLeft():
                 self._role_left(message.role)
             case RoleJoined():
@@ -148,6 +147,9 @@ class BufferActor(RoleActor[_Inbox]):
                 self._table.flush()
             case _:
                 assert_never(message)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
         self._serve()
         self._issue()
         if self._table.dirty and not self._flush_timer:
@@ -221,14 +223,18 @@ class BufferActor(RoleActor[_Inbox]):
         if entry is None:
             return
         versions = group.versions
-        unknown = self._lineage.unknown(versions)
+        unknown = self._known.lineage.unknown(versions)
         if unknown:
-            self._parked.append(message)
+            self._known.park(message)
             self._ask_for(unknown)
             return
         self._table.finish(entry, group, versions)
         if self._config.drop_zero_spread and len(set(group.rewards)) == 1:
             self._table.drop(entry, "zero_spread")
+
+    def _finish_all(self, finishes: Sequence[GroupFinished]) -> None:
+        for finish in finishes:
+            self._finish(finish)
 
     def _fail(self, message: GroupFailed) -> None:
         self._workers[message.worker] = message.stats
@@ -248,34 +254,18 @@ class BufferActor(RoleActor[_Inbox]):
 
     # --- versions
 
-    def _learn(self, records: Sequence[VersionRecord]) -> None:
-        for record in records:
-            self._lineage.add(record.version, record.step, record.parent)
-
-    def _lineage_learned(self, message: LineageLearned) -> None:
-        self._learn(message.versions)
-        self._learning.difference_update(message.asked)
-        never_reserved = set(message.asked) - {record.version for record in message.versions}
-        if never_reserved:
-            msg = f"versions {sorted(never_reserved)} generated tokens but were never reserved"
-            raise VersionError(msg)
-        parked, self._parked = self._parked, []
-        for finish in parked:
-            self._finish(finish)
-
     def _version_updated(self, record: VersionRecord) -> None:
-        self._learn((record,))
+        self._known.learn((record,))
         self._untrained = {
             group: step for group, step in self._untrained.items() if step > record.step
         }
-        if not self._lineage.unknown((record.version,)):
+        if not self._known.lineage.unknown((record.version,)):
             self._purge(Position(record.version, record.step))
 
     def _ask_for(self, versions: Sequence[PolicyVersion]) -> None:
-        missing = tuple(version for version in versions if version not in self._learning)
-        if missing:
-            self._learning.update(missing)
-            self.spawn(self._describe(missing), name="describe-lineage")
+        versions = self._known.to_ask(versions)
+        if versions:
+            self.spawn(self._describe(versions), name="describe-lineage")
 
     async def _describe(self, versions: tuple[PolicyVersion, ...]) -> None:
         while True:
@@ -292,7 +282,7 @@ class BufferActor(RoleActor[_Inbox]):
             self._judge(entry, position)
 
     def _judge(self, entry: Entry, position: Position) -> None:
-        staleness = max(self._lineage.staleness(v, position) for v in entry.versions)
+        staleness = max(self._known.lineage.staleness(v, position) for v in entry.versions)
         entry.staleness = staleness
         if staleness > self._config.max_staleness:
             self.log.info("group_stale", group=entry.group_id, staleness=staleness)
@@ -314,7 +304,7 @@ class BufferActor(RoleActor[_Inbox]):
                 self._untrained.pop(entry.group_id, None)
                 self._table.reissue(entry, "trainer_died")
             self._handed = None
-        unknown = self._lineage.unknown((message.version,))
+        unknown = self._known.lineage.unknown((message.version,))
         self._request = message
         if unknown:
             self._ask_for(unknown)
@@ -323,7 +313,7 @@ class BufferActor(RoleActor[_Inbox]):
 
     def _serve(self) -> None:
         request = self._request
-        if request is None or self._lineage.unknown((request.version,)):
+        if request is None or self._known.lineage.unknown((request.version,)):
             return
         if self._table.num_queued < self._config.batch_groups:
             return

@@ -7,15 +7,19 @@ registry at the start, with a deadline; a registry that does not answer fails th
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 from ratchet.actors.actor import Actor
 from ratchet.actors.system import System
+from ratchet.errors import RunFailed
 from ratchet.messages import Message, RegisterRole, RoleRegistered
 from ratchet.transport.mailbox.base import Ref
 from ratchet.types import RoleInfo
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 REGISTRY: Final = "registry"
 BUFFER: Final = "buffer"
@@ -42,6 +46,22 @@ class RoleActor(Actor[M]):
     def registry(self) -> Ref:
         """The one registry of the run."""
         return self.system.ref(REGISTRY)
+
+    async def wait_for(self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float) -> T:
+        """Wait for something that another party will tell, visibly and with a deadline.
+
+        Raises:
+            RunFailed: if it does not come in time; the text says who waited, on whom, for what.
+        """
+        since = self.now()
+        waits = self.system.waits
+        try:
+            with waits.on(who=self.name, on=on, what=what, since=since, until=since + within_s):
+                async with asyncio.timeout(within_s):
+                    return await awaitable
+        except TimeoutError:
+            msg = f"{self.name} waited {within_s} s (trainer.batch_timeout_s) on {on} for {what}"
+            raise RunFailed(msg) from None
 
     async def _register(self) -> None:
         reply: RoleRegistered = await self.ask(self.registry, RegisterRole(self.role))

@@ -14,18 +14,16 @@ ends. The first credit goes out when the engine holds a live version: before tha
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
 from collections.abc import Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
+from ratchet.actors.generation import Generator, GroupFailure, Scorer
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.system import System
-from ratchet.backends.rollout.base import Completion, RolloutEngine, SamplingParams
+from ratchet.backends.rollout.base import RolloutEngine
 from ratchet.config import Config
 from ratchet.errors import (
     GenerationFailed,
-    PromptTooLong,
     RewardFailed,
     StaleTerm,
     TransferFailed,
@@ -52,27 +50,12 @@ from ratchet.messages import (
 from ratchet.transport.weights.base import WeightReceiver
 from ratchet.types import (
     Assignment,
-    Packed,
-    PolicyVersion,
     Prompt,
     RoleInfo,
-    Rollout,
     RolloutGroup,
     RolloutStats,
     Term,
 )
-
-
-class Scorer(Protocol):
-    """Scores completions away from the event loop."""
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
-        """Return one reward per completion.
-
-        Raises:
-            RewardFailed: if the reward raised, or is not a finite number.
-        """
-        ...
 
 
 class GroupEnded(Message, frozen=True):
@@ -81,26 +64,11 @@ class GroupEnded(Message, frozen=True):
     outcome: RolloutGroup | GroupFailure
 
 
-class GroupFailure(Message, frozen=True):
-    """Why a group has no rollouts."""
-
-    group_id: int
-    attempt: int
-    reason: str
-    detail: str
-
-
 class EngineReady(Message, frozen=True):
     """To itself: the engine holds a live version for the first time."""
 
 
 _Inbox = RolloutMessage | RoleRegistered | GroupEnded | EngineReady
-
-
-def sample_seed(run_seed: int, group_id: int, attempt: int, sample: int) -> int:
-    """Return the seed of one sample: another one for each run, group, attempt and sample."""
-    text = f"{run_seed}/{group_id}/{attempt}/{sample}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class RolloutActor(RoleActor[_Inbox]):
@@ -120,8 +88,8 @@ class RolloutActor(RoleActor[_Inbox]):
         super().__init__(system, role)
         self._config = config
         self._engine = engine
+        self._generator = Generator(config, engine, scorer)
         self._receiver = receiver
-        self._scorer = scorer
         self._eval_prompts = eval_prompts
         self._term: Term = 0
         self._load: asyncio.Task[WeightsLoaded] | None = None
@@ -190,73 +158,7 @@ class RolloutActor(RoleActor[_Inbox]):
             self.spawn(self._run_group(assignment), name=f"group-{assignment.group_id}")
 
     async def _run_group(self, assignment: Assignment) -> None:
-        outcome: RolloutGroup | GroupFailure
-        try:
-            async with asyncio.timeout(self._config.rollout.group_timeout_s):
-                outcome = await self._generate_group(assignment)
-        except TimeoutError:
-            detail = f"not done within {self._config.rollout.group_timeout_s} s"
-            outcome = _failure(assignment, "timeout", detail)
-        except PromptTooLong as error:
-            outcome = _failure(assignment, "prompt", str(error))
-        except GenerationFailed as error:
-            outcome = _failure(assignment, "generation", str(error))
-        except RewardFailed as error:
-            outcome = _failure(assignment, "reward", str(error))
-        self.actor_ref.tell(GroupEnded(outcome))
-
-    async def _generate_group(self, assignment: Assignment) -> RolloutGroup:
-        rollout = self._config.rollout
-        prompt = assignment.prompt
-        prompt_ids = self._engine.encode(prompt.text)
-        seeds = [
-            sample_seed(self._config.seed, assignment.group_id, assignment.attempt, sample)
-            for sample in range(assignment.group_size)
-        ]
-        completions = await self._generate(
-            prompt_ids,
-            [SamplingParams(rollout.max_tokens, rollout.temperature, seed) for seed in seeds],
-        )
-        texts = [self._engine.decode(c.token_ids.numpy().tolist()) for c in completions]
-        rewards = await self._score(prompt, texts)
-        packed = Packed.of(prompt_ids, "int32")
-        return RolloutGroup(
-            assignment.group_id,
-            assignment.attempt,
-            prompt.prompt_id,
-            assignment.epoch,
-            tuple(
-                Rollout(
-                    prompt_ids=packed,
-                    completion_ids=completion.token_ids,
-                    behavior_logprobs=completion.logprobs,
-                    loss_mask=Packed("uint8", b"\x01" * len(completion.token_ids)),
-                    spans=completion.spans,
-                    finish_reason=completion.finish_reason,
-                    reward=reward,
-                    seed=seed,
-                )
-                for completion, reward, seed in zip(completions, rewards, seeds, strict=True)
-            ),
-        )
-
-    async def _generate(
-        self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]
-    ) -> list[Completion]:
-        """Generate all or none: the first failure takes the others out of the engine."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._engine.generate(prompt_ids, p)) for p in params]
-        except* GenerationFailed as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
-
-    async def _score(self, prompt: Prompt, texts: Sequence[str]) -> list[float]:
-        rewards = await self._scorer.score(prompt, texts)
-        if len(rewards) != len(texts) or not all(map(math.isfinite, rewards)):
-            msg = f"rewards of prompt {prompt.prompt_id} are {rewards} for {len(texts)} completions"
-            raise RewardFailed(msg)
-        return rewards
+        self.actor_ref.tell(GroupEnded(await self._generator.run_group(assignment)))
 
     def _end(self, outcome: RolloutGroup | GroupFailure) -> None:
         self._in_flight -= 1
@@ -352,28 +254,8 @@ class RolloutActor(RoleActor[_Inbox]):
         return PolicyEvaluated(message.version, tuple(rewards))
 
     async def _evaluate_prompt(self, prompt: Prompt, message: EvaluatePolicy) -> float | None:
-        max_tokens = self._config.rollout.max_tokens
-        seed = self._config.seed
-        params = [
-            SamplingParams(max_tokens, message.temperature, sample_seed(seed, -1, 0, sample))
-            for sample in range(message.samples)
-        ]
         try:
-            completions = await self._generate(self._engine.encode(prompt.text), params)
-            self._check_pinned(completions, message.version)
-            texts = [self._engine.decode(c.token_ids.numpy().tolist()) for c in completions]
-            rewards = await self._score(prompt, texts)
+            return await self._generator.evaluate(prompt, message)
         except (GenerationFailed, RewardFailed) as error:
             self.log.warning("evaluation_failed", prompt=prompt.prompt_id, detail=str(error))
             return None
-        return math.fsum(rewards) / len(rewards)
-
-    def _check_pinned(self, completions: Sequence[Completion], version: PolicyVersion) -> None:
-        others = {s.version for c in completions for s in c.spans} - {version}
-        if others:
-            msg = f"an evaluation of version {version} got tokens of versions {sorted(others)}"
-            raise VersionError(msg)
-
-
-def _failure(assignment: Assignment, reason: str, detail: str) -> GroupFailure:
-    return GroupFailure(assignment.group_id, assignment.attempt, reason, detail)

@@ -9,9 +9,26 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from ratchet.backends.training.base import TrainingBackend
 from ratchet.types import BufferStats, PolicyVersion, RolloutGroup, RolloutStats
+
+
+class TrainerOutput(Protocol):
+    """Where the trainer writes: the run directory, or a list in a test."""
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """One line of metrics."""
+        ...
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """How the run ended."""
+        ...
+
+    async def model(self, backend: TrainingBackend) -> None:
+        """Write the trained model."""
+        ...
 
 
 class StepTimes:

@@ -18,14 +18,14 @@ run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar, assert_never
+from typing import Final, assert_never
 
 from ratchet.actors.evaluation import Evaluation, evaluate
 from ratchet.actors.publisher import Published, Publisher
 from ratchet.actors.role import BUFFER, RoleActor
-from ratchet.actors.step_metrics import StepMetrics, StepTimes
+from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
 from ratchet.actors.system import System
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
@@ -44,28 +44,10 @@ from ratchet.messages import (
     TrainerMessage,
     VersionUpdated,
 )
-from ratchet.staleness import Position
 from ratchet.transport.weights.base import WeightSender
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
 
-T = TypeVar("T")
 _RETRY_S: Final = 1.0
-
-
-class TrainerOutput(Protocol):
-    """Where the trainer writes: the run directory, or a list in a test."""
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        """One line of metrics."""
-        ...
-
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        """How the run ended."""
-        ...
-
-    async def model(self, backend: TrainingBackend) -> None:
-        """Write the trained model."""
-        ...
 
 
 class SyncEngine(Message, frozen=True):
@@ -96,6 +78,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._backend = backend
         self._sender = sender
         self._output = output
+        self._patience_s = config.trainer.batch_timeout_s
         self._warm_start_prompts = warm_start_prompts
         self._registered = asyncio.Event()
         self._engine_there = asyncio.Event()
@@ -184,7 +167,12 @@ class TrainerActor(RoleActor[_Inbox]):
             self.registry, AcquireTerm(self.name, self.role.incarnation)
         )
         self._publisher.begin(acquired.term, acquired.versions)
-        await self._wait("rollout", "the first engine", self._engine_there.wait())
+        await self.wait_for(
+            self._engine_there.wait(),
+            on="rollout",
+            what="the first engine",
+            within_s=self._patience_s,
+        )
         async with self._publisher.weights:
             await self._publisher.reserve(self._step)
         self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
@@ -201,7 +189,11 @@ class TrainerActor(RoleActor[_Inbox]):
             return
         times.mark("wait_s")
         position = self._publisher.position
-        fresh, rejected = self._judge(ready.batch.groups, position)
+        # judged again, against the weights that take the step: until then nothing changes them
+        fresh, stale = self._publisher.lineage.split_stale(
+            ready.batch.groups, position, self._config.buffer.max_staleness
+        )
+        rejected = {group.group_id: "stale" for group in stale}
         applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
         if applied:
             self._publishing = self.spawn(
@@ -235,22 +227,12 @@ class TrainerActor(RoleActor[_Inbox]):
         if self._stop_reason is not None:
             return None
         self._request_batch()
-        return await self._wait(BUFFER, f"the batch of step {self._step + 1}", self._batch)
+        what = f"the batch of step {self._step + 1}"
+        return await self.wait_for(self._batch, on=BUFFER, what=what, within_s=self._patience_s)
 
     def _request_batch(self) -> None:
         version, step = self._publisher.position
         self.system.ref(BUFFER).tell(RequestBatch(self.name, self._publisher.term, version, step))
-
-    def _judge(
-        self, groups: Sequence[RolloutGroup], position: Position
-    ) -> tuple[list[RolloutGroup], dict[int, str]]:
-        """Judge again, against the weights that take the step: nothing else changes them."""
-        bound = self._config.buffer.max_staleness
-        lineage = self._publisher.lineage
-        stale = {
-            g.group_id: "stale" for g in groups if lineage.group_staleness(g, position) > bound
-        }
-        return [group for group in groups if group.group_id not in stale], stale
 
     async def _optimise(
         self, groups: Sequence[RolloutGroup], times: StepTimes
@@ -343,20 +325,6 @@ class TrainerActor(RoleActor[_Inbox]):
         if evaluation is not None:
             self.log.info("evaluated", **evaluation._asdict())
         return evaluation
-
-    async def _wait(self, on: str, what: str, awaitable: Awaitable[T]) -> T:
-        """Wait for another party, visibly, until `trainer.batch_timeout_s`."""
-        timeout = self._config.trainer.batch_timeout_s
-        now = self.now()
-        try:
-            with self.system.waits.on(
-                who=self.name, on=on, what=what, since=now, until=now + timeout
-            ):
-                async with asyncio.timeout(timeout):
-                    return await awaitable
-        except TimeoutError:
-            msg = f"waited {timeout} s (trainer.batch_timeout_s) on {on} for {what}"
-            raise RunFailed(msg) from None
 
     def _end_wait(self, ready: BatchReady | None) -> None:
         if self._batch is not None and not self._batch.done():
