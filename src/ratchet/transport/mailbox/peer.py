@@ -134,9 +134,7 @@ class Peer:
     # --- what the connection tells
 
     def on_frame(self, connection: Connection, frame: LinkFrame, num_bytes: int) -> None:
-        """Take a frame, unless it comes late from a connection that was replaced."""
-        if connection is not self._connection:
-            return
+        """Take a frame. A connection that was replaced is closed, and brings none."""
         self._heard = True
         if isinstance(frame, Bye):
             self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"))
@@ -191,7 +189,11 @@ class Peer:
             self._give_up(ActorDead(text), life=self.session.life)
         if previous is not None:
             previous.abort()
-        self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
+        try:
+            self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
+        except ProtocolError as error:
+            self.end(ActorDead(f"the link to {self.name} broke: {error}"))
+            raise
         self.incarnation = hello.incarnation
         self.gone = self.failure = self._cut_at = None
         self.silent_s = 0.0

@@ -351,6 +351,27 @@ def test_dials_that_cross_lose_and_double_nothing() -> None:
     virtual(scene)
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_two_dials_that_cross_both_keep_the_same_one(names: tuple[str, str]) -> None:
+    async def scene(town: Town) -> None:
+        first, second = [await town.start(name) for name in names]
+        first.node.ref(names[1]).tell(note(1))
+        second.node.ref(names[0]).tell(note(1))
+        await first.inbox.has(1)
+        await second.inbox.has(1)
+        await asyncio.sleep(1.0)
+        assert isinstance(town.wire, MemoryWire)
+        assert town.wire.num_dials == 2
+        for host, other in ((town.hosts["a"], "b"), (town.hosts["b"], "a")):
+            assert len(host.node._connections) == 1
+            connection = host.node._peer(other)._connection
+            assert connection is not None
+            assert connection.handshake.dials == (other == "b")
+            assert numbers(host.inbox.told) == [1]
+
+    virtual(scene)
+
+
 def test_a_peer_that_lost_the_connection_unseen_gets_a_new_one() -> None:
     """The smaller name believes in a connection that the larger one no longer has."""
 
@@ -761,6 +782,21 @@ def test_a_peer_that_breaks_the_protocol_is_given_up() -> None:
         assert len(b.log.named("link_broken")) == 1
         a.node.ref("b").tell(note(2))
         await b.inbox.has(2)
+
+    virtual(scene)
+
+
+def test_a_peer_that_claims_too_much_at_the_hello_is_given_up() -> None:
+    async def scene(town: Town) -> None:
+        a, b = await town.start("a"), await town.start("b")
+        a.node.ref("b").tell(note(1))
+        await b.inbox.has(1)
+        b.node._peer("a").session._lanes[0].delivered = 99
+        cut(town)
+        await asyncio.sleep(1.0)
+        a.node.ref("b").tell(note(2))
+        await b.inbox.has(2)
+        assert [host.node.peers()[0].connected for host in (a, b)] == [True, True]
 
     virtual(scene)
 

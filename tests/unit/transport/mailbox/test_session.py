@@ -359,6 +359,40 @@ def test_the_end_of_a_life_gives_back_what_the_peer_does_not_have() -> None:
     assert a.session.peer_life is None
 
 
+def test_what_is_begun_is_given_back_once() -> None:
+    a, _ = pair()
+    a.push(BULK, 180)
+    a.push(BULK)
+    a.pull()
+    lost = a.session.end("a2")
+    assert [number(decode_envelope(item.body)) for item in lost] == [0, 1]
+
+
+def test_what_is_acknowledged_is_not_sent_again() -> None:
+    a, b = pair(Limits())
+    for _ in range(3):
+        a.push(CONTROL)
+    b.take(a.pull())
+    a.session.resume("b1", (0, 0))
+    a.take(b.pull())  # the ack comes after all, before anything is repeated
+    assert a.pull() == b""
+    del b
+
+
+def test_what_arrived_counts_for_one_life_only() -> None:
+    a, b = pair()
+    a.push(BULK, 50)
+    b.take(a.pull())
+    assert b.session.delivered_of("a1") == b.session.delivered == (0, 3)
+    assert b.session.delivered_of("a2") == (0, 0)
+
+
+def test_a_peer_that_claims_what_was_never_sent_is_refused() -> None:
+    a, _ = pair()
+    with pytest.raises(ProtocolError, match="acknowledges piece 3; the last one sent is 0"):
+        a.session.resume("b1", (0, 3))
+
+
 def test_a_new_life_of_the_peer_gets_only_what_was_sent_to_it() -> None:
     a, b = pair()
     a.push(CONTROL)
