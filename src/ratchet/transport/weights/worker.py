@@ -8,9 +8,10 @@ would.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -26,21 +27,22 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a call after the earlier ones; cancelling the future does not stop a call that has
-        begun.
+        """Run a call after the earlier ones. Cancelling the future stops nothing: whoever is told
+        of the call by its side effects must be told in any case.
         """
-        future: Future[T] = Future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
 
         def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
             try:
-                future.set_result(call())
+                settle = partial(_succeed, future, call())
             except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-                future.set_exception(error)
+                settle = partial(_fail, future, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
+                loop.call_soon_threadsafe(settle)
 
         self._put(job)
-        return asyncio.wrap_future(future)
+        return future
 
     def stop(self, last: Callable[[], object]) -> None:
         """Run `last` after what is queued, then end the thread. Returns at once."""
@@ -59,3 +61,13 @@ class Worker:
         while (call := self._calls.get()) is not None:
             call()
             del call  # or the last call would keep its tensors and its group alive
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -38,6 +38,30 @@ def test_an_error_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None
     asyncio.run(main())
 
 
+def test_a_cancelled_call_runs_all_the_same() -> None:
+    async def main() -> None:
+        worker = Worker("test-worker")
+        done = threading.Event()
+        worker.run(done.set).cancel()
+        assert await asyncio.to_thread(done.wait, 5)
+        worker.stop(lambda: None)
+
+    asyncio.run(main())
+
+
+def test_a_result_for_a_closed_loop_is_dropped() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        worker = Worker("test-worker")
+        worker.run(lambda: go_on.wait(10))
+        worker.stop(ended.set)
+
+    asyncio.run(main())
+    go_on.set()
+    assert ended.wait(10)
+
+
 def test_stop_runs_the_last_call_and_ends_the_thread() -> None:
     async def main() -> None:
         worker = Worker("test-worker")
