@@ -30,7 +30,7 @@ class Wait(NamedTuple):
 @dataclass(slots=True)
 class _Asked:
     future: asyncio.Future[Message]
-    timer: asyncio.TimerHandle
+    timeout_s: float
     wait: Wait
 
 
@@ -49,6 +49,7 @@ class Calls:
         self._ids = count(1)
         self._asked: dict[int, _Asked] = {}
         self._watched: dict[int, _Watched] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self.num_late_replies = 0
         """replies to asks that had ended, or had their reply already"""
 
@@ -59,15 +60,28 @@ class Calls:
         ask_id = next(self._ids)
         now = self._loop.time()
         future: asyncio.Future[Message] = self._loop.create_future()
-        timer = self._loop.call_later(timeout, self._on_timeout, ask_id, timeout)
         wait = Wait(self._name, receiver, question, now, now + timeout)
-        self._asked[ask_id] = _Asked(future, timer, wait)
+        self._asked[ask_id] = _Asked(future, timeout, wait)
+        if self._timer is None or wait.until < self._timer.when():
+            self._set_timer(wait.until)
         return ask_id, future
 
-    def _on_timeout(self, ask_id: int, timeout: float) -> None:
-        wait = self._asked[ask_id].wait
-        text = f"{wait.who} asked {wait.on} for {wait.what}; no reply within {timeout:g} s"
-        self.fail(ask_id, AskTimeout(text))
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_timer, at)
+
+    def _on_timer(self, at: float) -> None:
+        """End what is due at `at`. One timer serves all asks: nearly every ask has its reply long
+        before, and a timer of its own would cost more than the ask.
+        """
+        self._timer = None
+        for ask_id in [key for key, asked in self._asked.items() if asked.wait.until <= at]:
+            wait, timeout_s = self._asked[ask_id].wait, self._asked[ask_id].timeout_s
+            text = f"{wait.who} asked {wait.on} for {wait.what}; no reply within {timeout_s:g} s"
+            self.fail(ask_id, AskTimeout(text))
+        if self._asked:
+            self._set_timer(min(asked.wait.until for asked in self._asked.values()))
 
     def _close_ask(self, ask_id: int) -> asyncio.Future[Message] | None:
         """Return the future to be set, or None if nobody waits for it."""
@@ -75,7 +89,6 @@ class Calls:
         if asked is None:
             self.num_late_replies += 1
             return None
-        asked.timer.cancel()
         return None if asked.future.done() else asked.future
 
     def reply(self, ask_id: int, message: Message) -> None:
