@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratchet.errors import WeightsMismatch
@@ -19,6 +19,9 @@ from ratchet.transport.weights.digest import (
 )
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 from ratchet.types import WeightManifest
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A loaded machine is no fault of the code."""
 
 
 def manifest_of(*sizes: int, bucket_bytes: int = 128, version: int = 7) -> WeightManifest:
@@ -35,6 +38,7 @@ def test_known_values() -> None:
     )
 
 
+@unhurried
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=8))
 def test_parts_have_the_digest_of_the_packed_bucket(parts: list[bytes]) -> None:
     manifest = manifest_of(*map(len, parts), bucket_bytes=10_000)
@@ -45,6 +49,7 @@ def test_parts_have_the_digest_of_the_packed_bucket(parts: list[bytes]) -> None:
     assert digest_parts(slots, parts, len(packed)) == digest_of(bytes(packed))
 
 
+@unhurried
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_any_single_bit_changes_the_digest(value: bytes, data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, 8 * len(value) - 1))

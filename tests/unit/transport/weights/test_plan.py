@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratchet.errors import WeightsMismatch
@@ -20,6 +20,9 @@ from ratchet.transport.weights.plan import (
     tensor_bytes,
 )
 from ratchet.types import WeightManifest
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A loaded machine is no fault of the code."""
 
 
 def plan(specs: list[TensorSpec], bucket_bytes: int = 1024) -> WeightManifest:
@@ -94,6 +97,7 @@ specs_strategy = st.lists(
 )
 
 
+@unhurried
 @given(specs_strategy, st.sampled_from([1, 64, 100, 1024, 2**26]))
 def test_slots_are_aligned_disjoint_and_complete(
     drawn: list[tuple[str, tuple[int, ...], bool]], bucket_bytes: int
