@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ratchet.actors.reply import Reply
 from ratchet.errors import ActorDead
 from ratchet.messages import Ask, Down, Message
-from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, current_trace
+from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, Wait, current_trace
 
 R = TypeVar("R")
 
@@ -95,16 +95,6 @@ class DeadLetterBox:
             reason=reason,
             count=count,
         )
-
-
-class Wait(NamedTuple):
-    """One await for another party; times in seconds of the event loop."""
-
-    who: str
-    on: str
-    what: str
-    since: float
-    until: float
 
 
 class WaitTable:

@@ -27,6 +27,16 @@ class Trace(NamedTuple):
 current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
 
 
+class Wait(NamedTuple):
+    """One row of the table that shows who waits for whom. Times are the loop's, in seconds."""
+
+    who: str
+    on: str
+    what: str
+    since: float
+    until: float
+
+
 class Recipient(Protocol):
     """Whoever can be told something."""
 

@@ -10,21 +10,10 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 from ratchet.errors import AskTimeout, RatchetError
 from ratchet.messages import Down, Message
-from ratchet.transport.mailbox.base import Recipient
-
-
-class Wait(NamedTuple):
-    """One row of the table that shows who waits for whom. Times are the loop's, in seconds."""
-
-    who: str
-    on: str
-    what: str
-    since: float
-    until: float
+from ratchet.transport.mailbox.base import Recipient, Wait
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from ratchet.errors import ActorDead, AuthFailed, ConfigError, RatchetError
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.base import DeadLetters, Ref
-from ratchet.transport.mailbox.calls import Calls, Wait
+from ratchet.transport.mailbox.base import DeadLetters, Ref, Wait
+from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.dispatch import Dispatcher

@@ -137,7 +137,7 @@ class Peer:
         """Take a frame. A connection that was replaced is closed, and brings none."""
         self._heard = True
         if isinstance(frame, Bye):
-            self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"))
+            self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"), in_order=True)
             return
         envelopes = self.session.receive(frame, num_bytes)
         if envelopes:
@@ -243,9 +243,10 @@ class Peer:
 
     # --- verdicts
 
-    def end(self, error: RatchetError) -> None:
+    def end(self, error: RatchetError, *, in_order: bool = False) -> None:
         """This life of the peer is over, for this node."""
-        self._hub.log.warning("peer_ended", peer=self.name, reason=str(error))
+        note = self._hub.log.info if in_order else self._hub.log.warning
+        note("peer_ended", peer=self.name, reason=str(error))
         self.gone = error
         self._give_up(error, life=self._new_life())
 
