@@ -8,7 +8,8 @@ between two tokens while weights are written; requests stay in flight and go on,
 carry two versions.
 
 It asks for prompts by credit: as many groups as it holds slots, and one more for each group that
-ends. The first credit goes out when the engine holds a live version: before that it serves nothing.
+ends. Credit goes out only while the engine holds a version: before the first load, and after a
+failed one, it serves nothing and takes nothing.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from ratchet.messages import (
 from ratchet.transport.weights.base import WeightReceiver
 from ratchet.types import (
     Assignment,
+    PolicyVersion,
     Prompt,
     RoleInfo,
     RolloutGroup,
@@ -65,7 +67,7 @@ class GroupEnded(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """To itself: the engine holds a live version for the first time."""
+    """To itself: the engine holds a version, after it had none or another one."""
 
 
 _Inbox = RolloutMessage | RoleRegistered | GroupEnded | EngineReady
@@ -92,8 +94,8 @@ class RolloutActor(RoleActor[_Inbox]):
         self._receiver = receiver
         self._eval_prompts = eval_prompts
         self._term: Term = 0
+        self._offered: PolicyVersion = -1  # the newest version that was offered, loaded or not
         self._load: asyncio.Task[WeightsLoaded] | None = None
-        self._ready = False
         self._slots = config.groups_per_worker
         self._finished = 0
         self._failed = 0
@@ -123,18 +125,16 @@ class RolloutActor(RoleActor[_Inbox]):
             case LoadWeights():
                 return self._load_weights(message)
             case AbortLoad():
-                if message.term >= self._term:
+                if (message.term, message.version) == (self._term, self._offered):
                     self._receiver.abort(message.reason)
             case EvaluatePolicy():
                 return self.spawn(self._evaluate(message), name=f"evaluate-{message.version}")
             case EngineReady():
-                if not self._ready:
-                    self._ready = True
-                    self._claim()
+                self._claim()  # a total: safe to repeat
             case GroupEnded():
                 self._end(message.outcome)
             case RoleJoined():
-                if message.role.name == BUFFER and self._ready:
+                if message.role.name == BUFFER:
                     self._claim()  # a new life of the buffer knows nothing of our credit
             case RoleRegistered() | RoleLeft() | VersionUpdated():
                 pass
@@ -145,6 +145,8 @@ class RolloutActor(RoleActor[_Inbox]):
     # --- groups
 
     def _claim(self) -> None:
+        if self._engine.version is None:
+            return  # `EngineReady` follows the next load
         credit = self._slots + self._finished + self._failed
         message = ClaimPrompts(self.name, self.role.incarnation, credit)
         self.system.ref(BUFFER).tell(message)
@@ -206,10 +208,12 @@ class RolloutActor(RoleActor[_Inbox]):
             raise StaleTerm(msg)
         self._term = term
         version = message.manifest.version
-        current = self._engine.version
-        if current is not None and version < current:
-            msg = f"{self.name} holds version {current} and does not go back to {version}"
+        if version < self._offered:  # also after a failed load, when the engine holds none
+            msg = (
+                f"{self.name} was offered version {self._offered}: it does not go back to {version}"
+            )
             raise VersionError(msg)
+        self._offered = version
         previous, self._load = self._load, None
         self._load = self.spawn(self._receive(message, previous), name=f"load-{version}")
         return self._load
@@ -221,6 +225,9 @@ class RolloutActor(RoleActor[_Inbox]):
         if previous is not None and not previous.done():
             self._receiver.abort(f"superseded by version {version}")
             await asyncio.wait([previous])
+        if self._load is not asyncio.current_task():
+            msg = f"version {version} was superseded before its transfer began"
+            raise TransferFailed(msg)
         try:
             report = await self._receiver.receive(
                 message.manifest, message.route, self._engine, self._config.weights.pause_mode
