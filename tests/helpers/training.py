@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.helpers.config import small_config
 
 from ratchet.backends.models import build_model, char_tokenizer, save_model_directory
-from ratchet.config import Config, parse_config
+from ratchet.config import Config
 from ratchet.types import Packed, Prompt, Rollout, RolloutGroup, VersionSpan
 
 CHARS = "0123456789>"
@@ -17,30 +18,9 @@ VOCABULARY = FIRST_CHAR_ID + len(CHARS)
 
 
 def training_config(**sections: dict[str, Any]) -> Config:
-    """Return the copy job's configuration with a smaller model; sections are merged over it."""
-    base: dict[str, dict[str, Any]] = {
-        "model": {
-            "build": {
-                "model_type": "qwen3",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "head_dim": 16,
-                "max_position_embeddings": 64,
-                "tie_word_embeddings": True,
-            },
-            "tokenizer_chars": CHARS,
-        },
-        "task": {"name": "copy"},
-        "rollout": {"max_tokens": 5},
-        "buffer": {"batch_groups": 4},
-        "trainer": {"num_steps": 1, "lr": 2e-3, "lr_warmup_steps": 0},
-    }
-    for name, section in sections.items():
-        base[name] = base.get(name, {}) | section
-    return parse_config(base)
+    """Return the small copy job for one step; sections are merged over it."""
+    trainer = {"num_steps": 1, "lr": 2e-3, "lr_warmup_steps": 0} | sections.pop("trainer", {})
+    return small_config(trainer=trainer, **sections)
 
 
 def write_model(config: Config, path: Path) -> Path:
