@@ -63,8 +63,8 @@ class Batch:
         self._masks = MaskBuilder(model)
         self._cache = SlotCache(model.config.num_hidden_layers, max_rows)
         self._rows = np.zeros(0, _ROW)
-        self._tokens = np.zeros((0, 0), np.int32)
-        self._logprobs = np.zeros((0, 0), np.float32)
+        self._tokens = np.zeros((0, 0), "<i4")
+        self._logprobs = np.zeros((0, 0), "<f4")
 
     @property
     def num_running(self) -> int:
@@ -137,19 +137,27 @@ class Batch:
             attention_mask=self._tensor((columns >= padding).astype(np.int64)),
             position_ids=self._tensor(np.maximum(columns - padding, 0)),
         )
-        for row, request in enumerate(joining, first):
-            self._seat(row, request)
-        self._rows["length"][first : self.num_running] = lengths[prompt]
+        self._seat(joining, lengths[prompt])
         return self._sample(logits[self._tensor(prompt)], first)
 
-    def _seat(self, row: int, request: Request) -> None:
-        made, params = len(request.tokens), request.params
+    def _seat(self, joining: list[Request], lengths: npt.NDArray[np.int64]) -> None:
         assert self.version is not None  # noqa: S101 - the owner steps only with a version
-        request.mark(made, self.version)
-        self._widen(made)
-        self._tokens[row, :made], self._logprobs[row, :made] = request.tokens, request.logprobs
-        self._rows[row] = (0, 0, made, params.max_tokens, request.stream, params.temperature)
-        self._running.append(request)
+        first = self.num_running
+        self._running += joining
+        rows = [
+            (length, 0, len(r.tokens), r.params.max_tokens, r.stream, r.params.temperature)
+            for r, length in zip(joining, lengths.tolist(), strict=True)
+        ]
+        self._rows[first : self.num_running] = rows
+        self._widen(max(len(request.tokens) for request in joining))
+        for row, request in enumerate(joining, first):
+            made = len(request.tokens)
+            request.mark(made, self.version)
+            if made:
+                self._tokens[row, :made], self._logprobs[row, :made] = (
+                    request.tokens,
+                    request.logprobs,
+                )
 
     def _decode(self) -> list[Outcome]:
         count = self.num_running
@@ -157,9 +165,8 @@ class Batch:
         lengths = rows["length"]
         window = int(lengths.max()) + 1
         self._reserve(count, window)
-        slots = np.arange(count) * self._cache.num_slots + lengths
-        self._cache.plan = Decode(count, window, self._tensor(slots))
         positions = self._tensor(lengths[:, None])
+        self._cache.plan = Decode(count, window, positions[:, 0])
         logits = self._forward(
             input_ids=self._tensor(rows["last"][:, None]),
             attention_mask=self._masks.decode(positions, window),

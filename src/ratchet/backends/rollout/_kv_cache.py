@@ -10,12 +10,10 @@ P their padded length.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Prefill(NamedTuple):
@@ -34,17 +32,39 @@ class Decode(NamedTuple):
     rows: int
     window: int
     slots: torch.Tensor
-    """int64 [rows], row * L + slot"""
+    """int64 [rows], where each writes"""
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """All layers of the model, growing together."""
 
     def __init__(self, num_layers: int, max_rows: int) -> None:
-        self.plan: Prefill | Decode | None = None
         self.num_rows, self.num_slots = 0, 0
         self._max_rows = max_rows
+        self._plan: Prefill | Decode | None = None
+        self._places: dict[int, torch.Tensor] = {}
         super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+
+    @property
+    def plan(self) -> Prefill | Decode:
+        """What the forward pass is for; set before each one."""
+        assert self._plan is not None  # noqa: S101 - the batch never runs the model without
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Prefill | Decode) -> None:
+        self._plan = plan
+        self._places.clear()
+
+    def places(self, decode: Decode, heads: int) -> torch.Tensor:
+        """Return int64 [rows * heads]: where a decode step writes, if [N, H, L] is seen flat. All
+        layers with so many heads share it.
+        """
+        if heads not in self._places:
+            device = decode.slots.device
+            first = torch.arange(decode.rows * heads, device=device).view(-1, heads)
+            self._places[heads] = (first * self.num_slots + decode.slots[:, None]).view(-1)
+        return self._places[heads]
 
     def reserve(self, rows: int, slots: int) -> None:
         """Have room for so many rows and slots."""
@@ -61,7 +81,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Copy the first `slots` of some rows over other rows."""
         for layer in self.layers:
             for store in layer.stores():
-                store[targets, :slots] = store[sources, :slots]
+                store[targets, :, :slots] = store[sources, :, :slots]
 
     def clear(self, rows: torch.Tensor) -> None:
         """Zero some rows: a NaN in a slot that is masked would still spread."""
@@ -71,7 +91,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
-    """`keys` and `values` are [N, L, H, D]; layers see them as [n, H, window, D]."""
+    """`keys` and `values` are [N, H, L, D]; layers see them as [n, H, window, D]."""
 
     is_croppable = False
 
@@ -91,18 +111,16 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         match self._owner.plan:
-            case Decode(rows, window, slots):
+            case Decode() as plan:
+                places = self._owner.places(plan, key_states.shape[1])
                 return (
-                    _decode(self.keys, key_states, rows, window, slots),
-                    _decode(self.values, value_states, rows, window, slots),
+                    _decode(self.keys, key_states, plan, places),
+                    _decode(self.values, value_states, plan, places),
                 )
             case Prefill() as plan:
                 _prefill(self.keys, key_states, plan)
                 _prefill(self.values, value_states, plan)
                 return key_states, value_states
-            case None:
-                msg = "the cache was used without a plan"
-                raise RuntimeError(msg)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Prefills start from nothing; decoding passes its own mask."""
@@ -123,24 +141,25 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
     def _grown(self, store: torch.Tensor) -> torch.Tensor:
-        rows, slots, *rest = store.shape
-        larger = store.new_zeros(self._owner.num_rows, self._owner.num_slots, *rest)
-        larger[:rows, :slots] = store
+        rows, heads, slots, width = store.shape
+        larger = store.new_zeros(self._owner.num_rows, heads, self._owner.num_slots, width)
+        larger[:rows, :, :slots] = store
         return larger
 
     def _zeros(self, states: torch.Tensor) -> torch.Tensor:
         _, heads, _, width = states.shape
-        return states.new_zeros(self._owner.num_rows, self._owner.num_slots, heads, width)
+        return states.new_zeros(self._owner.num_rows, heads, self._owner.num_slots, width)
 
 
 def _decode(
-    store: torch.Tensor, states: torch.Tensor, rows: int, window: int, slots: torch.Tensor
+    store: torch.Tensor, states: torch.Tensor, plan: Decode, places: torch.Tensor
 ) -> torch.Tensor:
-    store.view(-1, *store.shape[2:]).index_copy_(0, slots, states[:, :, 0])
-    return store[:rows, :window].transpose(1, 2)
+    width = store.shape[-1]
+    store.view(-1, width).index_copy_(0, places, states.reshape(-1, width))
+    return store[: plan.rows, :, : plan.window]
 
 
 def _prefill(store: torch.Tensor, states: torch.Tensor, plan: Prefill) -> None:
     count, length = plan.source.shape
     rows = states.transpose(1, 2)[plan.prompt, plan.source]
-    store[plan.first : plan.first + count, :length] = rows
+    store[plan.first : plan.first + count, :, :length] = rows.transpose(1, 2)

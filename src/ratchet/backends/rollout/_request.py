@@ -90,11 +90,11 @@ class Request:
     def completion(
         self, tokens: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], stopped: bool
     ) -> Completion:
-        """Say what became of it."""
+        """Say what became of it; both arrays are little-endian."""
         ends = [start for start, _ in self.marks[1:]] + [len(tokens)]
         return Completion(
-            token_ids=Packed.of(tokens, "int32"),
-            logprobs=Packed.of(logprobs, "float32"),
+            token_ids=Packed("int32", tokens.tobytes()),
+            logprobs=Packed("float32", logprobs.tobytes()),
             spans=tuple(
                 VersionSpan(version, start, end)
                 for (start, version), end in zip(self.marks, ends, strict=True)

@@ -15,13 +15,17 @@ import numpy.typing as npt
 import torch
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+_MIX_1: Final = 0xBF58476D1CE4E5B9
+_MIX_2: Final = 0x94D049BB133111EB
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 
 def stream_of(seed: int) -> int:
     """Return the start of a request's random stream, uint64; any integer is a seed."""
-    return int(_mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))[0])
+    value = seed & _MASK
+    value = (value ^ (value >> 30)) * _MIX_1 & _MASK
+    value = (value ^ (value >> 27)) * _MIX_2 & _MASK
+    return value ^ (value >> 31)
 
 
 def uniforms(
@@ -71,14 +75,13 @@ def sample(
 def _invert(logprobs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     # float64, because 150,000 float32 steps would round the tail of the distribution away
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    # strictly below the total, so that the token found is never one of probability zero
-    below = torch.nextafter(total, torch.zeros_like(total))
-    found = torch.searchsorted(cumulative, torch.minimum(draws * total, below), right=True)
+    # a draw is at most 1 - 2**-53, so the product is below the total even when it is rounded, and
+    # the token found is never one of probability zero
+    found = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
     return found.clamp_(max=logprobs.shape[-1] - 1)  # only a NaN row can be beyond
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
     return values ^ (values >> np.uint64(31))

@@ -294,9 +294,12 @@ def test_weights_that_are_not_finite_fail_what_they_made_and_poison_nothing(mode
         assert "version 0" in str(failure)
     assert not batch.has_work
     model.load_state_dict(good)
-    asked = request([4], 6)
-    batch.add([asked])
-    assert_scored(model, asked, finish(batch)[asked])
+    # the long one makes attention reach over the short one's slots that hold NaN now
+    short, long = request([4], 6), request([5] * 12, 6)
+    batch.add([short, long])
+    done = finish(batch)
+    assert_scored(model, short, done[short])
+    assert_scored(model, long, done[long])
 
 
 def test_it_counts_tokens(model: Any) -> None:

@@ -113,6 +113,33 @@ def test_all_torch_work_is_on_one_thread_of_its_own(
     assert threading.current_thread().name not in names
 
 
+def test_only_a_retraction_takes_the_rows_away(tmp_path: Path) -> None:
+    endless = write_tiny_model(tmp_path / "model", eos_token_id=[])
+
+    async def scenario() -> None:
+        engine = TorchEngine(endless)
+        await engine.start()
+        await engine.pause("in_place")
+        await engine.stamp(0)
+        tasks = [
+            asyncio.create_task(engine.generate([5], SamplingParams(2000, 1.0, seed)))
+            for seed in range(8)
+        ]
+        await asyncio.sleep(0)
+        await engine.resume()
+        while engine.stats().running == 0:  # noqa: ASYNC110 - totals, not events
+            await asyncio.sleep(0)
+        await engine.pause("in_place")
+        running, waiting = engine.stats()[3:]
+        assert running > 0
+        await engine.pause("retract")
+        assert engine.stats()[3:] == (0, running + waiting)
+        await engine.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(scenario())
+
+
 def test_a_step_that_raises_fails_every_call_now_and_later(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,8 +189,8 @@ def test_a_model_whose_cache_is_misread_is_refused(
 ) -> None:
     plain_decode = _kv_cache._decode
 
-    def decode(store: Any, states: Any, rows: int, window: int, slots: Any) -> Any:
-        return plain_decode(store, states, rows, window, slots.clamp(max=2))
+    def decode(store: Any, states: Any, plan: Any, places: Any) -> Any:
+        return plain_decode(store, states, plan, places - 1)
 
     monkeypatch.setattr(_kv_cache, "_decode", decode)
 
