@@ -168,6 +168,7 @@ class BroadcastSender:
         store = link.store(deadline)
         try:
             held = gather_ready(link, transfer.name, transfer.engines, deadline)
+            link.check()
         except TransferFailed as error:
             self._answers.give(store, transfer.name, Go(None, str(error)))
             raise

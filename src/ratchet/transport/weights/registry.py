@@ -25,6 +25,7 @@ TRANSPORTS: Final[Mapping[str, _Transport]] = {
         "ratchet.transport.weights.broadcast", "BroadcastSender", "BroadcastReceiver"
     ),
 }
+"""Both ends of each transport, by the name that a configuration gives it."""
 
 
 def open_sender(config: WeightsConfig, host: str, source: WeightSource) -> WeightSender:
