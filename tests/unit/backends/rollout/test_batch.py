@@ -296,7 +296,9 @@ def test_weights_that_are_not_finite_fail_what_they_made_and_poison_nothing(mode
     model.load_state_dict(good)
     # the long one makes attention reach over the short one's slots that hold NaN now
     short, long = request([4], 6), request([5] * 12, 6)
-    batch.add([short, long])
+    batch.add([short])
+    batch.step()
+    batch.add([long])
     done = finish(batch)
     assert_scored(model, short, done[short])
     assert_scored(model, long, done[long])
