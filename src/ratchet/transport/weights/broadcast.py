@@ -40,6 +40,7 @@ from ratchet.transport.weights.meeting import (
     wait_for_go,
 )
 from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_bucket
+from ratchet.transport.weights.registry import Transport
 from ratchet.transport.weights.scope import LoadScope
 from ratchet.transport.weights.stream import receive_buckets, send_buckets
 from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
@@ -257,6 +258,11 @@ class BroadcastReceiver:
                 link.abandon()
             link = self._link = Link(route.host, route.port, "ratchet-weights-receive")
         return link
+
+
+def transport() -> Transport:
+    """Return both ends."""
+    return Transport(BroadcastSender, BroadcastReceiver)
 
 
 # --- on the receiving link's thread

@@ -6,26 +6,28 @@ Consumes the configuration, produces the two ends of a transport. Waits for noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import ConfigError
+from ratchet.imports import import_chosen
 from ratchet.transport.weights.base import WeightReceiver, WeightSender, WeightSource
 
-
-class _Transport(NamedTuple):
-    module: str
-    sender: str
-    receiver: str
+OpenSender: TypeAlias = Callable[[WeightsConfig, str, WeightSource], WeightSender]
+OpenReceiver: TypeAlias = Callable[[WeightsConfig], WeightReceiver]
 
 
-TRANSPORTS: Final[Mapping[str, _Transport]] = {
-    "broadcast": _Transport(
-        "ratchet.transport.weights.broadcast", "BroadcastSender", "BroadcastReceiver"
-    ),
+class Transport(NamedTuple):
+    """Both ends of a transport."""
+
+    open_sender: OpenSender
+    open_receiver: OpenReceiver
+
+
+TRANSPORTS: Final[Mapping[str, str]] = {
+    "broadcast": "ratchet.transport.weights.broadcast:transport",
 }
-"""Both ends of each transport, by the name that a configuration gives it."""
+"""Name in a configuration -> function without arguments that returns a `Transport`."""
 
 
 def open_sender(config: WeightsConfig, host: str, source: WeightSource) -> WeightSender:
@@ -37,12 +39,9 @@ def open_sender(config: WeightsConfig, host: str, source: WeightSource) -> Weigh
         source: the model in training; its `read` is called on a thread of the sender.
 
     Raises:
-        ConfigError: if the transport is unknown.
+        ConfigError: if the transport is unknown, or cannot run here as configured.
     """
-    transport = _transport(config.transport)
-    factory: Callable[[WeightsConfig, str, WeightSource], WeightSender]
-    factory = _load(transport.module, transport.sender)
-    return factory(config, host, source)
+    return _transport(config).open_sender(config, host, source)
 
 
 def open_receiver(config: WeightsConfig) -> WeightReceiver:
@@ -51,18 +50,13 @@ def open_receiver(config: WeightsConfig) -> WeightReceiver:
     Raises:
         ConfigError: if the transport is unknown.
     """
-    transport = _transport(config.transport)
-    factory: Callable[[WeightsConfig], WeightReceiver]
-    factory = _load(transport.module, transport.receiver)
-    return factory(config)
+    return _transport(config).open_receiver(config)
 
 
-def _transport(name: str) -> _Transport:
-    if name not in TRANSPORTS:
-        msg = f"weights.transport = {name!r} is unknown; known: {', '.join(sorted(TRANSPORTS))}"
+def _transport(config: WeightsConfig) -> Transport:
+    field = "weights.transport"
+    transport = import_chosen(field, config.transport, TRANSPORTS)()
+    if not isinstance(transport, Transport):
+        msg = f"{field} = {config.transport!r} returned {transport!r}, not a Transport"
         raise ConfigError(msg)
-    return TRANSPORTS[name]
-
-
-def _load(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
+    return transport

@@ -16,10 +16,20 @@ from ratchet.transport.weights.registry import open_receiver, open_sender
 def test_an_unknown_transport_is_refused_with_the_known_ones() -> None:
     config = WeightsConfig(transport="pigeon")
     source = FakeSource(make_tensors(1))
-    with pytest.raises(ConfigError, match=r"transport = 'pigeon' is unknown; known: broadcast"):
+    with pytest.raises(ConfigError, match=r"weights\.transport = 'pigeon'.* one of broadcast"):
         open_sender(config, "127.0.0.1", source)
-    with pytest.raises(ConfigError, match=r"transport = 'pigeon' is unknown; known: broadcast"):
+    with pytest.raises(ConfigError, match=r"weights\.transport = 'pigeon'.* one of broadcast"):
         open_receiver(config)
+
+
+def test_a_transport_of_the_users_own() -> None:
+    config = WeightsConfig(transport="ratchet.transport.weights.broadcast:transport")
+    assert type(open_receiver(config)) is type(open_receiver(WeightsConfig()))
+
+
+def test_something_else_than_a_transport_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'builtins:dict' returned \{\}, not a Transport"):
+        open_receiver(WeightsConfig(transport="builtins:dict"))
 
 
 def test_nccl_without_a_device_is_a_mistake_of_the_configuration(
