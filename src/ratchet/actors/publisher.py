@@ -70,6 +70,8 @@ class Publisher:
         log: Log,
     ) -> None:
         self.weights = asyncio.Lock()
+        self._settled = asyncio.Condition(self.weights)
+        self._undecided = True  # the weights in hand have not been offered yet
         self.term: Term = 0
         self.lineage = Lineage()
         self.version: PolicyVersion | None = None
@@ -111,6 +113,7 @@ class Publisher:
         """
         self.live = None
         self.holders = {}
+        self._undecided = True
         parent = self.version
         reserved: VersionReserved = await self._ask(
             self._directory.ref(REGISTRY), ReserveVersion(self.term, step, parent)
@@ -129,8 +132,11 @@ class Publisher:
             return await self._offer()
 
     async def publish_again(self) -> Published:
-        """Offer the weights in hand under a new number: nobody holds the old one."""
-        async with self.weights:
+        """Offer the weights in hand under a new number, if nobody holds them under the old one."""
+        async with self._settled:
+            await self._until_decided()
+            if self.live is not None:  # an optimiser step came first, and its version arrived
+                return Published(self.live, tuple(self.holders), (), 0.0)
             await self.reserve(self.position.step)
             return await self._offer()
 
@@ -147,11 +153,18 @@ class Publisher:
         else:
             reason = "; ".join(str(reply) for reply in replies.values()) or "no engine is alive"
             await self._ask(registry, BurnVersion(self.term, version, reason))
+        self._undecided = False
+        self._settled.notify_all()
         return self._report(version, self._rollouts, replies, self._now() - started)
 
     async def catch_up(self, engine: RoleInfo) -> Published | None:
-        """Bring one engine to the live version; None if the weights in hand have none."""
-        async with self.weights:
+        """Bring one engine to the live version; None if the weights in hand have none.
+
+        A version that is reserved but not offered yet is waited for: an engine that came between
+        the two is not among those that it will be offered to.
+        """
+        async with self._settled:
+            await self._until_decided()
             if self.live is None:
                 return None
             started = self._now()
@@ -162,6 +175,9 @@ class Publisher:
             if self._holds(engine, replies):
                 self.holders[engine.name] = engine
             return self._report(version, (engine,), replies, self._now() - started)
+
+    async def _until_decided(self) -> None:
+        await self._settled.wait_for(lambda: not self._undecided)
 
     async def _transfer(
         self, version: PolicyVersion, step: int, engines: Sequence[RoleInfo]
@@ -187,26 +203,32 @@ class Publisher:
             self._log.warning("transfer_failed", version=version, detail=str(error))
             for name in loads:  # the survivors would wait for their whole timeout
                 self._directory.ref(name).tell(AbortLoad(self.term, version, str(error)))
-        replies: Replies = {}
-        for name, load in loads.items():
-            try:
-                replies[name] = self._checked(await load, sent)
-            except StaleTerm:
-                raise
-            except RatchetError as error:
-                self._log.warning("engine_failed", engine=name, version=version, detail=str(error))
-                replies[name] = error
+        outcomes = await asyncio.gather(*loads.values(), return_exceptions=True)
+        replies = {
+            name: self._checked(name, version, outcome, sent)
+            for name, outcome in zip(loads, outcomes, strict=True)
+        }
         if sent is not None:
             self._log.info("weights_sent", version=version, **sent._asdict())
         return replies
 
-    @staticmethod
-    def _checked(reply: WeightsLoaded, sent: SendReport | None) -> WeightsLoaded | RatchetError:
-        if sent is not None and reply.digest != sent.digest:
-            return TransferFailed(
-                f"{reply.worker} holds digest {reply.digest}, the trainer sent {sent.digest}"
+    def _checked(
+        self,
+        name: str,
+        version: PolicyVersion,
+        outcome: WeightsLoaded | BaseException,
+        sent: SendReport | None,
+    ) -> WeightsLoaded | RatchetError:
+        if isinstance(outcome, WeightsLoaded):
+            if sent is None or outcome.digest == sent.digest:
+                return outcome
+            outcome = TransferFailed(
+                f"{name} holds digest {outcome.digest}, the trainer sent {sent.digest}"
             )
-        return reply
+        if isinstance(outcome, StaleTerm) or not isinstance(outcome, RatchetError):
+            raise outcome
+        self._log.warning("engine_failed", engine=name, version=version, detail=str(outcome))
+        return outcome
 
     @staticmethod
     def _holds(engine: RoleInfo, replies: Replies) -> bool:
