@@ -4,6 +4,8 @@ Consumes `BatchReady` of the buffer; produces new weights, published through the
 weight transport, one line of metrics a step, and at the end the model. One child task, `_train`,
 reads top to bottom; it waits for
 
+* the first engine, and the first version that one of them holds: each fails the run after
+  `trainer.batch_timeout_s`;
 * a batch: requested from the buffer for exactly the weights in hand; ends with `BatchReady`, or
   fails the run after `trainer.batch_timeout_s`;
 * the transfer of the previous version, only before an optimiser step: forward and backward overlap
@@ -83,6 +85,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._registered = asyncio.Event()
         self._engine_there = asyncio.Event()
         self._engines: dict[str, RoleInfo] = {}
+        self._offers: set[RoleInfo] = set()  # engines that failed, to be offered weights again
         self._batch: asyncio.Future[BatchReady | None] | None = None
         self._publisher = Publisher(
             sender=sender,
@@ -122,9 +125,10 @@ class TrainerActor(RoleActor[_Inbox]):
         """Note what the training task waits for."""
         match message:
             case BatchReady():
-                self._end_wait(message)
+                self._batch_ready(message)
             case StopTraining():
                 self._stop_reason = message.reason
+                self._engine_there.set()  # or there will be no need of one
                 self._end_wait(None)
             case RoleRegistered():
                 for role in message.roles:
@@ -132,10 +136,13 @@ class TrainerActor(RoleActor[_Inbox]):
                 self._registered.set()
             case RoleJoined():
                 self._joined(message.role)
+                if message.role.kind == "rollout":  # too late, perhaps, for what is under way
+                    self.actor_ref.tell(SyncEngine(message.role))
             case RoleLeft():
                 if self._engines.get(message.role.name) == message.role:
                     del self._engines[message.role.name]
             case SyncEngine():
+                self._offers.discard(message.engine)
                 self.spawn(self._sync(message.engine), name=f"sync-{message.engine.name}")
             case VersionUpdated():
                 pass  # its own doing
@@ -176,8 +183,16 @@ class TrainerActor(RoleActor[_Inbox]):
         async with self._publisher.weights:
             await self._publisher.reserve(self._step)
         self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
+        await self.wait_for(
+            self._live(),
+            on="rollout",
+            what="an engine to hold the first version",
+            within_s=self._patience_s,
+        )
+
+    async def _live(self) -> None:
         await self._transferred()
-        while self._publisher.live is None:
+        while self._publisher.live is None and self._stop_reason is None:
             await asyncio.sleep(_RETRY_S)
             self._publish_again()
             await self._transferred()
@@ -296,14 +311,14 @@ class TrainerActor(RoleActor[_Inbox]):
 
     def _offer_again(self, published: Published) -> None:
         for engine in published.failed:
-            self.after(_RETRY_S, SyncEngine(engine))
+            if engine not in self._offers:
+                self._offers.add(engine)
+                self.after(_RETRY_S, SyncEngine(engine))
 
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":
             self._engines[role.name] = role
             self._engine_there.set()
-            if self._publisher.version is not None:
-                self.actor_ref.tell(SyncEngine(role))
         elif role.name == BUFFER and self._batch is not None and not self._batch.done():
             self._request_batch()  # a new life of the buffer has not heard of our request
 
@@ -325,6 +340,14 @@ class TrainerActor(RoleActor[_Inbox]):
         if evaluation is not None:
             self.log.info("evaluated", **evaluation._asdict())
         return evaluation
+
+    def _batch_ready(self, message: BatchReady) -> None:
+        """End the wait for a batch, if it is the batch of the step in hand and not an older one."""
+        due = (self._publisher.term, self._step + 1)
+        if (message.term, message.batch.step) == due:
+            self._end_wait(message)
+        else:
+            self.log.warning("batch_not_due", term=message.term, step=message.batch.step, due=due)
 
     def _end_wait(self, ready: BatchReady | None) -> None:
         if self._batch is not None and not self._batch.done():

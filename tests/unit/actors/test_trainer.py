@@ -1,0 +1,643 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.helpers.actors import RecordingLog, make_system
+from tests.helpers.config import small_config
+from tests.helpers.refs import RecordedDirectory, RecordedRef
+from tests.helpers.training import make_groups
+from tests.simulation.loop import run_virtual
+
+from ratchet.actors.trainer import TrainerActor
+from ratchet.backends.training.base import GradientReport, StepReport
+from ratchet.backends.training.fake import FakeBackend
+from ratchet.errors import StaleTerm, TransferFailed
+from ratchet.messages import (
+    AcquireTerm,
+    BatchReady,
+    BurnVersion,
+    CommitVersion,
+    EvaluatePolicy,
+    LoadWeights,
+    Message,
+    PolicyEvaluated,
+    RegisterRole,
+    RequestBatch,
+    ReserveVersion,
+    RoleJoined,
+    RoleLeft,
+    RoleRegistered,
+    StepTrained,
+    StopTraining,
+    TermAcquired,
+    VersionBurnt,
+    VersionCommitted,
+    VersionReserved,
+    VersionUpdated,
+    WeightsLoaded,
+)
+from ratchet.runtime.role import EndOfActor
+from ratchet.transport.weights.base import SendReport
+from ratchet.types import (
+    Batch,
+    BufferStats,
+    Prompt,
+    RoleInfo,
+    RolloutGroup,
+    VersionRecord,
+    WeightManifest,
+    WeightRoute,
+)
+
+ROLE = RoleInfo("trainer", "trainer-0", "t1")
+E0 = RoleInfo("rollout", "rollout-0", "a")
+E1 = RoleInfo("rollout", "rollout-1", "b")
+BATCH_TIMEOUT_S = 100.0
+SEND_S = 5.0
+FORWARD_S = 2.0
+OPTIMIZER_S = 1.0
+
+
+class Backend(FakeBackend):
+    """Notes when each half of a step begins."""
+
+    def __init__(self, note: Callable[..., None], **script: Any) -> None:
+        super().__init__(forward_backward_s=FORWARD_S, optimizer_s=OPTIMIZER_S, **script)
+        self._note = note
+
+    async def warm_start(self, prompts: Sequence[Prompt]) -> Mapping[str, float]:
+        self._note("warm_start", len(prompts))
+        return await super().warm_start(prompts)
+
+    async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
+        self._note("forward", *(group.group_id for group in groups))
+        return await super().forward_backward(groups)
+
+    async def optimizer_step(self) -> StepReport:
+        self._note("optimizer")
+        return await super().optimizer_step()
+
+    async def skip_step(self) -> None:
+        self._note("skip")
+        await super().skip_step()
+
+
+class World:
+    """A trainer; the others answer by script. `events` are (seconds, what, ...)."""
+
+    def __init__(self, *, script: Mapping[str, Any] | None = None, **sections: Any) -> None:
+        trainer = {"num_steps": 2, "batch_timeout_s": BATCH_TIMEOUT_S}
+        sections["trainer"] = trainer | sections.get("trainer", {})
+        self.config = small_config(**sections)
+        self.events: list[tuple[Any, ...]] = []
+        self.log = RecordingLog()
+        self.others = RecordedDirectory()
+        self.registry = self.others.ref("registry")
+        self.registry.answer = self._registry
+        self.rollouts: tuple[RoleInfo, ...] = (E0,)
+        self.engines: dict[str, Callable[[int], WeightsLoaded]] = {}
+        for name in ("rollout-0", "rollout-1"):
+            self.others.ref(name).answer = self._engine(name)
+        self.records: list[VersionRecord] = []
+        self.fenced = False
+        self.lines: list[dict[str, Any]] = []
+        self.summaries: list[dict[str, Any]] = []
+        self.models = 0
+        self.backend = Backend(self.note, **(script or {}))
+        self.ref = TrainerActor.start(
+            make_system(remote=self.others, log=self.log),
+            ROLE,
+            config=self.config,
+            backend=self.backend,
+            sender=self,
+            output=self,
+            warm_start_prompts=[Prompt("w", "1>", reference="1")],
+        )
+
+    def note(self, what: str, *details: Any) -> None:
+        self.events.append((round(asyncio.get_running_loop().time(), 6), what, *details))
+
+    def of(self, what: str) -> list[tuple[Any, ...]]:
+        return [(event[0], *event[2:]) for event in self.events if event[1] == what]
+
+    def order(self, *what: str) -> list[str]:
+        return [event[1] for event in self.events if event[1] in what]
+
+    # the registry and the engines
+
+    def _registry(self, message: Message) -> Message:
+        match message:
+            case RegisterRole():
+                return RoleRegistered((ROLE, *self.rollouts), ())
+            case AcquireTerm():
+                return TermAcquired(1, tuple(self.records))
+            case _ if self.fenced:
+                raise StaleTerm("term 1 is fenced by term 2: another trainer has taken over")
+            case ReserveVersion():
+                version = len(self.records)
+                self.records.append(
+                    VersionRecord(version, 1, message.step, message.parent, "reserved")
+                )
+                self.note("reserve", version)
+                return VersionReserved(version, self.rollouts)
+            case CommitVersion():
+                self.note("commit", message.version)
+                return VersionCommitted(message.version)
+            case BurnVersion():
+                self.note("burn", message.version)
+                return VersionBurnt(message.version)
+        raise AssertionError(message)
+
+    def _engine(self, name: str) -> Callable[[Any], Message]:
+        def answer(message: Any) -> Message:
+            if isinstance(message, EvaluatePolicy):
+                return PolicyEvaluated(message.version, (0.5,) * message.count)
+            assert isinstance(message, LoadWeights)
+            version = message.manifest.version
+            self.note("load", name, version)
+            if name in self.engines:
+                return self.engines[name](version)
+            return WeightsLoaded(name, version, f"digest-{version}", 0, 0, 0)
+
+        return answer
+
+    # the sender
+
+    def plan(
+        self, term: int, version: int, step: int, engines: Sequence[str]
+    ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
+        routes = {e: WeightRoute("t", "b", "", 0, e, r, 2, 1.0) for r, e in enumerate(engines, 1)}
+        return WeightManifest(term, version, step, (), (), {}), routes
+
+    async def send(self, manifest: WeightManifest) -> SendReport:
+        before = self.backend.weights
+        self.note("send", manifest.version)
+        await asyncio.sleep(SEND_S)
+        self.note("sent", manifest.version)
+        assert (self.backend.weights == before).all(), "the weights changed under a transfer"
+        return SendReport(f"digest-{manifest.version}", 8, 1, 0.0, SEND_S)
+
+    async def close(self) -> None:
+        self.note("closed")
+
+    # the output
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self.lines.append(dict(metrics))
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self.summaries.append(dict(summary))
+
+    async def model(self, backend: Any) -> None:
+        assert backend is self.backend
+        self.models += 1
+
+    # the buffer
+
+    @property
+    def buffer(self) -> RecordedRef:
+        return self.others.ref("buffer")
+
+    @property
+    def requests(self) -> list[tuple[int, int]]:
+        assert all(r.trainer == ROLE.name and r.term == 1 for r in self.buffer.of(RequestBatch))
+        return [(request.version, request.step) for request in self.buffer.of(RequestBatch)]
+
+    async def until_request(self, number: int) -> None:
+        """Until the trainer has asked for the `number`th batch, from 1."""
+        while len(self.requests) < number:
+            assert self.ref.is_alive(), self.log.events
+            await asyncio.sleep(0.5)  # of virtual time
+
+    async def answer(self, number: int, *versions: int) -> None:
+        """Await the `number`th request and answer it with one group of each version."""
+        await self.until_request(number)
+        self.ref.tell(self.batch(self.requests[-1][1] + 1, *versions, first=10 * number))
+
+    def batch(self, step: int, *versions: int, first: int = 0, term: int = 1) -> BatchReady:
+        groups = tuple(
+            group_of(group, version, first + i)
+            for i, (group, version) in enumerate(
+                zip(make_groups(len(versions), 2), versions, strict=True)
+            )
+        )
+        stats = BufferStats(0, 0, (0,) * len(versions), {}, 0, 0, ())
+        return BatchReady(term, Batch(step, groups), stats)
+
+    async def end(self, within_s: float = 1000.0) -> None:
+        end = EndOfActor("test")
+        self.ref.watch(end)
+        async with asyncio.timeout(within_s):
+            await end.reason
+
+    async def tell(self, *messages: Message) -> None:
+        for message in messages:
+            self.ref.tell(message)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def group_of(group: RolloutGroup, version: int, group_id: int) -> RolloutGroup:
+    rollouts = tuple(
+        _replaced(r, spans=tuple(_replaced(s, version=version) for s in r.spans))
+        for r in group.rollouts
+    )
+    return _replaced(group, group_id=group_id, rollouts=rollouts)
+
+
+def _replaced(value: Any, **fields: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(value, **fields)
+
+
+def scenario(body: Callable[[World], Awaitable[None]], **kwargs: Any) -> None:
+    async def main() -> None:
+        world = World(**kwargs)
+        await body(world)
+        await world.ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def fails(version: int) -> WeightsLoaded:
+    raise TransferFailed(f"no room for version {version}")
+
+
+# --- a whole run
+
+
+def test_a_run_from_the_base_model_to_the_last_version() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0, 0)
+        await world.answer(2, 0, 1)
+        await world.end()
+        assert world.requests == [(0, 0), (1, 1)]
+        assert [e[1:] for e in world.of("commit")] == [(0,), (1,), (2,)]
+        assert [r.parent for r in world.records] == [None, 0, 1]
+        assert [r.step for r in world.records] == [0, 1, 2]
+        trained = world.buffer.of(StepTrained)
+        assert trained == [StepTrained(1, 1, (10, 11), {}), StepTrained(1, 2, (20, 21), {})]
+        assert [(line["step"], line["version"]) for line in world.lines] == [(1, 0), (2, 1)]
+        assert world.models == 1
+        assert world.summaries == [
+            {
+                "status": "finished",
+                "reason": None,
+                "steps": 2,
+                "eval_before": {
+                    "version": 0, "accuracy": 0.5, "num_prompts": 3, "num_failed": 0,
+                },
+                "eval_after": {
+                    "version": 2, "accuracy": 0.5, "num_prompts": 3, "num_failed": 0,
+                },
+            }
+        ]  # fmt: skip
+        assert world.order("closed") == ["closed"]
+
+    scenario(body, eval={"num_prompts": 3})
+
+
+def test_warm_start_comes_before_version_0() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        assert world.order("warm_start", "reserve", "send", "commit") == [
+            "warm_start", "reserve", "send", "commit",
+        ]  # fmt: skip
+
+    scenario(body, warm_start={"steps": 1})
+
+
+# --- order of events
+
+
+def test_the_number_is_reserved_before_the_batch_is_asked_for() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.until_request(2)
+        assert world.requests[1] == (1, 1)
+        assert world.of("commit")[-1][1] == 0  # asked for while version 1 still travels
+        assert world.of("reserve")[-1][1] == 1
+
+    scenario(body)
+
+
+def test_forward_overlaps_with_the_transfer_and_the_optimizer_waits_for_it() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.answer(2, 0)
+        await world.end()
+        (_, sent_at, _) = (when for when, _ in world.of("sent"))
+        (_, send_at, _) = (when for when, _ in world.of("send"))
+        (_, forward_at) = (event[0] for event in world.of("forward"))
+        (_, optimizer_at) = (event[0] for event in world.of("optimizer"))
+        assert send_at <= forward_at < forward_at + FORWARD_S < sent_at
+        assert optimizer_at == sent_at
+        assert world.order("send", "sent") == ["send", "sent"] * 3  # never two in flight
+
+    scenario(body)
+
+
+def test_the_synchronous_baseline_trains_on_nothing_while_it_publishes() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.until_request(2)
+        assert world.order("sent", "commit") == ["sent", "commit"] * 2
+        assert world.of("commit")[-1][1] == 1
+
+    scenario(body, trainer={"synchronous": True})
+
+
+# --- staleness, batches
+
+
+def test_stale_groups_are_sent_back_and_never_trained() -> None:
+    async def body(world: World) -> None:
+        for number in (1, 2):
+            await world.answer(number, number - 1)
+        await world.answer(3, 0, 2, 1)  # staleness 2, 0 and 1; the bound is 1
+        await world.end()
+        assert world.of("forward")[2][1:] == (31, 32)
+        assert world.buffer.of(StepTrained)[2] == StepTrained(1, 3, (31, 32), {30: "stale"})
+        assert world.lines[2]["num_groups"] == 2
+
+    scenario(body, trainer={"num_steps": 3}, buffer={"batch_groups": 4, "max_staleness": 1})
+
+
+def test_a_batch_all_stale_takes_no_step_and_another_is_asked_for() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.answer(2, 0)
+        await world.until_request(3)
+        assert world.requests == [(0, 0), (1, 1), (1, 1)]
+        assert world.buffer.of(StepTrained)[1] == StepTrained(1, 2, (), {20: "stale"})
+        assert len(world.lines) == len(world.of("forward")) == 1
+        assert world.ref.is_alive()
+
+    scenario(body, buffer={"batch_groups": 4, "max_staleness": 0})
+
+
+def test_a_batch_that_is_not_due_is_never_trained() -> None:
+    """The buffer may answer a repeated request twice; the second answer comes a step too late."""
+
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.until_request(2)
+        await world.tell(world.batch(1, 0, first=10), world.batch(2, 0, first=70, term=0))
+        await asyncio.sleep(FORWARD_S)
+        assert [event[1:] for event in world.of("forward")] == [(10,)]
+        assert [e["step"] for e in world.log.named("batch_not_due")] == [1, 2]
+        await world.answer(2, 0)
+        await world.end()
+        assert [event[1:] for event in world.of("forward")] == [(10,), (20,)]
+
+    scenario(body)
+
+
+def test_a_new_life_of_the_buffer_is_asked_again() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        await world.tell(RoleJoined(RoleInfo("buffer", "buffer", "b2")))
+        assert world.requests == [(0, 0), (0, 0)]
+
+    scenario(body)
+
+
+# --- not finite
+
+
+@pytest.mark.parametrize(
+    ("script", "second_half"), [({"bad_gradients": [1]}, "skip"), ({"bad_steps": [1]}, "optimizer")]
+)
+def test_a_step_that_is_not_finite_is_skipped_counted_and_not_published(
+    script: Any, second_half: str
+) -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.until_request(2)
+        assert world.order("forward", "skip", "optimizer") == ["forward", second_half]
+        assert [e[1:] for e in world.of("reserve")] == [(0,)]
+        assert world.buffer.of(StepTrained) == [StepTrained(1, 1, (), {10: "non_finite"})]
+        assert world.requests == [(0, 0), (0, 0)]
+        (line,) = world.lines
+        assert (line["step"], line["applied"]) == (1, False)
+        assert world.log.named("step_skipped")[0]["groups"] == [10]
+
+    scenario(body, script=script)
+
+
+def test_bad_steps_in_a_row_end_the_run_and_one_good_step_forgives() -> None:
+    async def body(world: World) -> None:
+        for number in range(1, 6):
+            await world.answer(number, 0)
+        await world.end()
+        (summary,) = world.summaries
+        assert summary["status"] == "failed"
+        assert summary["steps"] == 1
+        assert summary["reason"] == "3 steps in a row were not finite; last groups: [50]"
+        assert world.models == 0
+        assert len(world.of("commit")) == 2  # version 0 and the good step's
+
+    script = {"bad_gradients": [1, 3, 4, 5]}
+    scenario(body, script=script, trainer={"num_steps": 9, "max_bad_steps": 3})
+
+
+# --- engines that fail, come late, leave
+
+
+def test_a_failed_engine_is_offered_the_version_again_after_a_second() -> None:
+    async def body(world: World) -> None:
+        world.rollouts = (E0, E1)
+        world.engines["rollout-1"] = fails
+        await world.until_request(1)  # the other one is enough
+        assert [e[1:] for e in world.of("commit")] == [(0,)]
+        (failed_at, _) = world.of("commit")[0]
+        del world.engines["rollout-1"]
+        await asyncio.sleep(SEND_S + 2)
+        loads = [event for event in world.of("load") if event[1] == "rollout-1"]
+        assert [event[2] for event in loads] == [0, 0]
+        assert loads[1][0] == failed_at + 1.0
+        await asyncio.sleep(20)
+        assert len(world.of("load")) == 3  # and then it is left alone
+
+    scenario(body)
+
+
+def test_an_engine_that_left_is_not_offered_anything() -> None:
+    async def body(world: World) -> None:
+        world.rollouts = (E0, E1)
+        world.engines["rollout-1"] = fails
+        await world.until_request(1)
+        await world.tell(RoleLeft(E1, "killed"))
+        await asyncio.sleep(10)
+        assert len([e for e in world.of("load") if e[1] == "rollout-1"]) == 1
+
+    scenario(body)
+
+
+def test_an_engine_that_joins_late_catches_up_and_disturbs_nobody() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        await world.tell(RoleJoined(E1), VersionUpdated(VersionRecord(0, 1, 0, None, "live")))
+        await asyncio.sleep(SEND_S + 1)
+        assert [e[1:] for e in world.of("load")] == [("rollout-0", 0), ("rollout-1", 0)]
+        assert len(world.of("commit")) == 1
+
+    scenario(body)
+
+
+def test_an_engine_that_joins_while_a_number_is_reserved_is_not_forgotten() -> None:
+    async def body(world: World) -> None:
+        registry = world.registry.answer
+        assert registry is not None
+
+        def answer(message: Message) -> Message:
+            reply = registry(message)
+            if isinstance(message, ReserveVersion):  # after the number, before its transfer
+                world.ref.tell(RoleJoined(E1))
+            return reply
+
+        world.registry.answer = answer
+        await world.until_request(1)
+        await asyncio.sleep(SEND_S + 1)
+        assert [e[1:] for e in world.of("load")] == [("rollout-0", 0), ("rollout-1", 0)]
+
+    scenario(body)
+
+
+def test_burnt_weights_are_published_again_under_a_new_number() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        world.engines["rollout-0"] = fails
+        await world.until_request(2)
+        await asyncio.sleep(SEND_S + 0.5)
+        assert [e[1:] for e in world.of("burn")] == [(1,)]
+        del world.engines["rollout-0"]
+        await asyncio.sleep(SEND_S + 1)
+        assert [(r.version, r.step, r.parent) for r in world.records] == [
+            (0, 0, None), (1, 1, 0), (2, 1, 1),
+        ]  # fmt: skip
+        assert world.of("commit")[-1][1] == 2
+        await world.answer(2, 2)
+        await world.end()
+        assert world.records[-1].step == 2
+        assert world.summaries[0]["status"] == "finished"
+
+    scenario(body)
+
+
+def test_the_first_version_is_tried_until_an_engine_takes_it() -> None:
+    async def body(world: World) -> None:
+        world.engines["rollout-0"] = fails
+        await asyncio.sleep(SEND_S * 2)
+        assert len(world.of("burn")) >= 1
+        assert world.requests == []
+        del world.engines["rollout-0"]
+        await world.until_request(1)
+        live = world.of("commit")[0][1]
+        assert world.requests == [(live, 0)]
+
+    scenario(body)
+
+
+# --- the end
+
+
+def test_a_newer_trainer_ends_this_one() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        world.fenced = True
+        await world.answer(1, 0)
+        await world.end()
+        (summary,) = world.summaries
+        assert summary["status"] == "failed"
+        assert summary["reason"] == "term 1 is fenced by term 2: another trainer has taken over"
+        assert world.models == 0
+        assert world.buffer.of(StepTrained) == []
+
+    scenario(body)
+
+
+def test_no_batch_in_time_ends_the_run_and_says_who_waited_on_whom() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        (row,) = world.ref._system.waits.rows()
+        assert (row.who, row.on, row.what) == ("trainer-0", "buffer", "the batch of step 1")
+        assert row.until - row.since == BATCH_TIMEOUT_S
+        await world.end()
+        (summary,) = world.summaries
+        assert summary == {
+            "status": "failed",
+            "reason": "trainer-0 waited 100.0 s (trainer.batch_timeout_s) on buffer for the batch"
+            " of step 1",
+            "steps": 0,
+        }
+
+    scenario(body)
+
+
+def test_no_engine_in_time_ends_the_run() -> None:
+    async def body(world: World) -> None:
+        world.rollouts = ()
+        await world.end(BATCH_TIMEOUT_S + 5)
+        assert "on rollout for the first engine" in world.summaries[0]["reason"]
+
+    scenario(body)
+
+
+def test_no_engine_that_takes_the_weights_ends_the_run() -> None:
+    async def body(world: World) -> None:
+        world.engines["rollout-0"] = fails
+        await world.end(BATCH_TIMEOUT_S + 5)
+        (summary,) = world.summaries
+        assert summary["status"] == "failed"
+        assert "on rollout for an engine to hold the first version" in summary["reason"]
+
+    scenario(body)
+
+
+async def _at_the_first_engine(world: World) -> None:
+    world.rollouts = ()
+    await asyncio.sleep(1)
+
+
+async def _at_the_first_version(world: World) -> None:
+    world.engines["rollout-0"] = fails
+    await asyncio.sleep(SEND_S + 0.5)
+
+
+async def _at_a_batch(world: World) -> None:
+    await world.until_request(1)
+
+
+@pytest.mark.parametrize("reach", [_at_the_first_engine, _at_the_first_version, _at_a_batch])
+def test_a_stop_ends_every_wait_and_the_model_is_written(
+    reach: Callable[[World], Awaitable[None]],
+) -> None:
+    async def body(world: World) -> None:
+        await reach(world)
+        await world.tell(StopTraining("asked to stop"))
+        await world.end(SEND_S * 2 + 2)
+        (summary,) = world.summaries
+        assert (summary["status"], summary["reason"]) == ("stopped", "asked to stop")
+        assert summary["steps"] == 0
+        assert world.models == 1
+
+    scenario(body)
+
+
+def test_a_stop_in_a_step_lets_it_finish_and_be_published() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await asyncio.sleep(FORWARD_S / 2)
+        await world.tell(StopTraining("enough"))
+        await world.end()
+        (summary,) = world.summaries
+        assert (summary["status"], summary["steps"]) == ("stopped", 1)
+        assert [e[1:] for e in world.of("commit")] == [(0,), (1,)]
+        assert len(world.requests) == 1
+
+    scenario(body, trainer={"num_steps": 50})
