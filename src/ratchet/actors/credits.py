@@ -2,7 +2,7 @@
 
 Pure: consumes running totals from `ClaimPrompts`, produces the worker to serve next; waits for
 nothing. A total is safe to repeat, to lose and to reorder: the highest one of an incarnation
-counts, and a new incarnation starts again from nothing.
+counts, a new incarnation starts again from nothing, and one that has left gets nothing any more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ class Credits:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self._closed: set[tuple[str, str]] = set()
 
     def grant(self, worker: str, incarnation: str, total: int) -> None:
-        """Take the running total of an incarnation."""
+        """Take the running total of an incarnation, unless it has left: its last words may come
+        after the news of its end.
+        """
+        if (worker, incarnation) in self._closed:
+            return
         account = self._accounts.get(worker)
         if account is None or account.incarnation != incarnation:
             account = self._accounts[worker] = _Account(incarnation)
@@ -32,6 +37,7 @@ class Credits:
 
     def close(self, worker: str, incarnation: str) -> None:
         """Forget a worker that has left, unless a newer incarnation is there."""
+        self._closed.add((worker, incarnation))
         account = self._accounts.get(worker)
         if account is not None and account.incarnation == incarnation:
             del self._accounts[worker]

@@ -45,3 +45,14 @@ def test_a_worker_that_left_gets_nothing_and_its_successor_is_kept() -> None:
     credits.grant("r0", "b", 9)
     credits.close("r0", "b")
     assert credits.take() is None
+
+
+def test_the_last_words_of_a_dead_worker_give_no_credit() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 3)
+    credits.close("r0", "a")
+    credits.grant("r0", "a", 9)  # read from its link after the news of its end
+    assert credits.take() is None
+    credits.grant("r0", "b", 2)
+    credits.grant("r0", "a", 9)
+    assert take_all(credits) == [("r0", "b")] * 2
