@@ -56,6 +56,7 @@ from ratchet.types import (
     Prompt,
     RoleInfo,
     RolloutStats,
+    Term,
     VersionRecord,
 )
 
@@ -106,6 +107,7 @@ class BufferActor(RoleActor[_Inbox]):
         )
         self._credits = Credits()
         self._known = KnownVersions()
+        self._term: Term = 0
         self._request: RequestBatch | None = None
         self._handed: tuple[RequestBatch, BatchReady] | None = None
         self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
@@ -291,11 +293,12 @@ class BufferActor(RoleActor[_Inbox]):
     # --- batch
 
     def _take_request(self, message: RequestBatch) -> None:
+        if message.term < self._term:
+            self.log.warning("request_fenced", term=message.term, newer=self._term)
+            return
+        self._term = message.term
         if self._handed is not None:
             request, ready = self._handed
-            if message.term < request.term:
-                self.log.warning("request_fenced", term=message.term, newer=request.term)
-                return
             if (message.term, message.step) == (request.term, request.step):
                 self.system.ref(message.trainer).tell(ready)  # the first one was lost on its way
                 return

@@ -392,6 +392,24 @@ def test_an_older_trainer_is_fenced_and_a_newer_one_takes_over() -> None:
     scenario(body)
 
 
+def test_an_older_trainer_is_fenced_between_two_batches_too() -> None:
+    async def body(world: World) -> None:
+        assignments = await world.claim(4)
+        for assignment in assignments[:2]:
+            await world.finish(assignment)
+        await world.request(term=2)
+        await world.tell(StepTrained(2, 1, (0, 1), {}))
+        await world.tell(RequestBatch("trainer-0", 2, 0, 1))  # waits for two more groups
+        await world.request(term=1)  # the zombie's
+        for assignment in assignments[2:]:
+            await world.finish(assignment)
+        assert [(ready.term, ready.batch.step) for ready in world.batches] == [(2, 1), (2, 2)]
+        (fenced,) = world.system.log.named("request_fenced")
+        assert (fenced["term"], fenced["newer"]) == (1, 2)
+
+    scenario(body)
+
+
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_fewer_prompts_than_a_batch_come_again_in_the_next_epoch(num_prompts: int) -> None:
     async def body(world: World) -> None:
