@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.helpers.actors import RecordingLog
+from tests.helpers.refs import RecordedDirectory
+
+from ratchet.actors.evaluation import Evaluation, evaluate
+from ratchet.config import EvalConfig
+from ratchet.errors import ActorDead, VersionError
+from ratchet.messages import EvaluatePolicy, Message, PolicyEvaluated
+from ratchet.transport.mailbox.base import Ref
+
+CONFIG = EvalConfig(num_prompts=10, samples=3, temperature=0.5, timeout_s=9.0)
+Answer = Callable[[EvaluatePolicy], Message]
+
+
+def all_of(reward: float | None) -> Answer:
+    return lambda message: PolicyEvaluated(message.version, (reward,) * message.count)
+
+
+def fails(error: Exception) -> Answer:
+    def answer(message: EvaluatePolicy) -> Message:
+        raise error
+
+    return answer
+
+
+def run(
+    engines: dict[str, Answer], num_prompts: int = 10
+) -> tuple[Evaluation | None, list[EvaluatePolicy], RecordingLog]:
+    asked: list[EvaluatePolicy] = []
+    log = RecordingLog()
+
+    async def ask(ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
+        assert timeout == CONFIG.timeout_s
+        asked.append(message)
+        return engines[ref.name](message)
+
+    async def main() -> Evaluation | None:
+        return await evaluate(
+            7,
+            list(engines),
+            num_prompts=num_prompts,
+            config=CONFIG,
+            directory=RecordedDirectory(),
+            ask=ask,
+            log=log,
+        )
+
+    return asyncio.run(main()), asked, log
+
+
+@pytest.mark.parametrize("num_engines", [1, 2, 3, 4, 10, 13])
+def test_every_prompt_is_asked_for_once(num_engines: int) -> None:
+    engines = {f"r{i}": all_of(0.5) for i in range(num_engines)}
+    found, asked, _ = run(engines)
+    prompts = [i for m in asked for i in range(m.first, m.first + m.count)]
+    assert prompts == list(range(10))
+    assert {(m.version, m.samples, m.temperature) for m in asked} == {(7, 3, 0.5)}
+    assert found == Evaluation(7, 0.5, 10, 0)
+
+
+def test_the_mean_is_over_what_could_be_scored() -> None:
+    found, _, log = run({"r0": all_of(1.0), "r1": all_of(None)})
+    assert found == Evaluation(7, accuracy=1.0, num_prompts=5, num_failed=5)
+    assert log.events == []
+
+
+def test_an_engine_that_is_lost_costs_its_prompts_and_says_so() -> None:
+    found, _, log = run({"r0": all_of(0.25), "r1": fails(VersionError("got tokens of 8"))})
+    assert found == Evaluation(7, 0.25, 5, 5)
+    (failure,) = log.named("evaluation_failed")
+    assert (failure["engine"], failure["version"], failure["detail"]) == (
+        "r1", 7, "got tokens of 8",
+    )  # fmt: skip
+
+
+def test_no_result_is_none_not_zero() -> None:
+    assert run({"r0": fails(ActorDead("gone")), "r1": all_of(None)})[0] is None
+    assert run({})[0] is None
+
+
+def test_what_nobody_expected_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run({"r0": fails(ZeroDivisionError())})

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.helpers.training import make_groups
+
+from ratchet.actors.step_metrics import StepMetrics, StepTimes
+from ratchet.types import BufferStats, RolloutStats, VersionSpan
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def stats(*workers: RolloutStats, staleness: tuple[int, ...] = (0, 2, 2)) -> BufferStats:
+    return BufferStats(3, 5, staleness, {"stale": 1}, 4, 6, workers)
+
+
+def worker(name: str = "r0", incarnation: str = "a", **totals: Any) -> RolloutStats:
+    return RolloutStats(name, incarnation, **totals)
+
+
+def line(metrics: StepMetrics, times: StepTimes, **kwargs: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "step": 1,
+        "version": 0,
+        "groups": make_groups(3, 2),
+        "stats": stats(),
+        "reports": {"loss": 0.5},
+        "applied": True,
+    }
+    return metrics.line(times=times, **{**defaults, **kwargs})
+
+
+def test_each_part_of_a_step_is_charged_once() -> None:
+    clock = Clock()
+    times = StepTimes(clock)
+    for part, seconds in (("wait_s", 1.0), ("train_s", 2.0), ("publish_s", 4.0), ("train_s", 8.0)):
+        clock.time += seconds
+        times.mark(part)
+    clock.time += 16.0
+    assert times.parts == {"wait_s": 1.0, "train_s": 10.0, "publish_s": 4.0}
+    assert times.total == 15.0
+
+
+def test_a_line_has_what_the_step_and_the_buffer_saw() -> None:
+    clock = Clock()
+    metrics = StepMetrics(clock)
+    metrics.start()
+    times = StepTimes(clock)
+    clock.time += 3.0
+    times.mark("wait_s")
+    clock.time += 1.0
+    times.mark("train_s")
+    metrics.sync_s = 7.0
+    groups = make_groups(3, 2)
+    two = msgspec.structs.replace(
+        groups[0].rollouts[0], spans=(VersionSpan(0, 0, 1), VersionSpan(1, 1, 2))
+    )
+    rollouts = (two, groups[0].rollouts[1])
+    groups[0] = msgspec.structs.replace(groups[0], rollouts=rollouts)
+    found = line(metrics, times, step=9, version=8, groups=groups, applied=False)
+    rewards = [reward for group in groups for reward in group.rewards]
+    assert (found["step"], found["version"], found["applied"]) == (9, 8, False)
+    assert found["time_s"] == 4.0
+    assert found["reward_mean"] == pytest.approx(sum(rewards) / 6)
+    assert found["staleness_mean"] == pytest.approx(4 / 3)
+    assert found["staleness_max"] == 2
+    assert found["staleness_histogram"] == {"0": 1, "2": 2}
+    assert found["two_version_rollouts"] == 1
+    assert found["num_groups"] == 3
+    assert found["num_tokens"] == sum(group.num_tokens for group in groups)
+    assert (found["queue_groups"], found["in_flight_groups"]) == (3, 5)
+    assert (found["dropped"], found["retried"], found["leases_expired"]) == ({"stale": 1}, 4, 6)
+    assert (found["wait_s"], found["train_s"], found["publish_s"]) == (3.0, 1.0, 0.0)
+    assert (found["step_s"], found["trainer_busy_share"]) == (4.0, 0.25)
+    assert (found["sync_s"], found["loss"]) == (7.0, 0.5)
+
+
+def test_workers_are_read_by_difference_and_a_new_life_from_nothing() -> None:
+    clock = Clock()
+    metrics = StepMetrics(clock)
+    metrics.start()
+    times = StepTimes(clock)
+
+    def rollouts(*workers: RolloutStats) -> tuple[float, float]:
+        found = line(metrics, times, stats=stats(*workers))
+        return found["rollout_busy_share"], found["tokens_per_s"]
+
+    clock.time += 10
+    first = worker(uptime_s=20.0, busy_s=5.0, generated_tokens=100)
+    assert rollouts(first) == (0.25, 10.0)
+    clock.time += 5
+    second = worker(uptime_s=25.0, busy_s=10.0, generated_tokens=200)
+    other = worker("r1", uptime_s=10.0, busy_s=5.0, generated_tokens=50)
+    assert rollouts(second, other) == (0.75, 30.0)  # shares 1.0 and 0.5
+    clock.time += 5
+    reborn = worker(incarnation="b", uptime_s=2.0, busy_s=1.0, generated_tokens=10)
+    assert rollouts(reborn, other) == (0.5, 2.0)  # r1 has not spoken since
+
+
+def test_nobody_and_no_time_are_zero_not_an_error() -> None:
+    clock = Clock()
+    metrics = StepMetrics(clock)
+    metrics.start()
+    found = line(metrics, StepTimes(clock), stats=stats())
+    assert (found["rollout_busy_share"], found["tokens_per_s"]) == (0.0, 0.0)
+    assert found["trainer_busy_share"] == 0.0
