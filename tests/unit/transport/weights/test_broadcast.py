@@ -250,6 +250,27 @@ def test_a_link_that_is_abandoned_stops_polling() -> None:
     run(main)
 
 
+def test_a_call_that_fails_drops_the_group() -> None:
+    """Peers may wait on it, even where nobody waits for the call any more."""
+
+    async def main() -> None:
+        _store, _, port = serve_store(HOST)
+        link = Link(HOST, port, "test-link")
+        await link.run(lambda: link.enter("alone", "gloo", 0, 1, Deadline(5.0)))
+        assert link.holds == "alone"
+
+        def fail() -> None:
+            msg = "a peer is lost"
+            raise TransferFailed(msg)
+
+        with pytest.raises(TransferFailed, match="a peer is lost"):
+            await link.run(fail)
+        assert link.holds is None
+        await link.close(1.0)
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("configured", "devices", "num_engines", "expected"),
     [
