@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
 
 from ratchet.errors import RewardFailed
 from ratchet.tasks.base import Task
@@ -37,11 +38,15 @@ class ThreadScorer:
     def _one(self, prompt: Prompt, completion: str) -> float:
         try:
             reward: object = self._task.score(prompt, completion)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() in a reward does not end the worker
             msg = f"the reward of prompt {prompt.prompt_id} raised {type(error).__name__}: {error}"
             raise RewardFailed(msg) from error
-        # a bool is a number to Python, and a usual reward
-        if not isinstance(reward, int | float):
+        # a bool is a number to Python, and a usual reward; numpy's numbers are `Real` as well
+        if not isinstance(reward, Real):
             msg = f"the reward of prompt {prompt.prompt_id} is {reward!r}, not a number"
             raise RewardFailed(msg)
-        return float(reward)
+        try:
+            return float(reward)
+        except OverflowError:
+            msg = f"the reward of prompt {prompt.prompt_id} is too large for a float"
+            raise RewardFailed(msg) from None
