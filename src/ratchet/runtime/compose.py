@@ -25,7 +25,7 @@ from ratchet.runtime.scoring import ThreadScorer
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 from ratchet.tasks.base import Task
-from ratchet.types import RoleInfo, RoleKind
+from ratchet.types import Prompt, RoleInfo, RoleKind
 
 ENGINES: Final = {"torch": "ratchet.backends.rollout.torch:create_engine"}
 """`rollout.backend` -> factory (config, base model directory) -> RolloutEngine."""
@@ -40,6 +40,12 @@ def role_names(config: Config) -> list[tuple[RoleKind, str]]:
         ("rollout", rollout_name(rank)) for rank in range(config.rollout.num_workers)
     ]
     return [("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER), *rollouts]
+
+
+def warm_start_prompts(config: Config, task: Task) -> list[Prompt]:
+    """Return the training prompts whose references a warm start trains on; none without one."""
+    num_examples = config.warm_start.steps * config.warm_start.batch_size
+    return list(itertools.islice(task.prompts("train"), num_examples))
 
 
 def start_role(
@@ -94,7 +100,6 @@ def _start_trainer(
 
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
-    num_examples = config.warm_start.steps * config.warm_start.batch_size
     return TrainerActor.start(
         system,
         role,
@@ -102,5 +107,5 @@ def _start_trainer(
         backend=backend,
         sender=open_sender(config.weights, config.runtime.host, backend),
         output=RunOutput(run),
-        warm_start_prompts=list(itertools.islice(task.prompts("train"), num_examples)),
+        warm_start_prompts=warm_start_prompts(config, task),
     )

@@ -17,7 +17,7 @@ from ratchet.algorithms.registry import ADVANTAGES, LOSSES
 from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
-from ratchet.runtime.compose import ENGINES, TRAINERS
+from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
 from ratchet.tasks.registry import build_task
 from ratchet.transport.weights.registry import TRANSPORTS
@@ -40,6 +40,7 @@ def check_run(config: Config) -> Task:
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed)
     _check_counts(config, task)
+    _check_references(config, task)
     _check_prompts(config, task, context)
     return task
 
@@ -63,12 +64,24 @@ def _check_counts(config: Config, task: Task) -> None:
             f" {held_out} prompts out; lower it, or hold out more in task.args"
         )
         raise ConfigError(msg)
-    if config.warm_start.steps and task.prompts("train")[0].reference is None:
-        msg = (
-            f"warm_start.steps = {config.warm_start.steps} needs prompts with a reference, and task"
-            f" {config.task.name!r} has none; set it to 0"
-        )
-        raise ConfigError(msg)
+
+
+def _check_references(config: Config, task: Task) -> None:
+    known = frozenset(config.model.tokenizer_chars or "")
+    for prompt in warm_start_prompts(config, task):
+        if prompt.reference is None:
+            msg = (
+                f"warm_start.steps = {config.warm_start.steps} needs prompts with a reference, and"
+                f" prompt {prompt.prompt_id!r} of task {config.task.name!r} has none; set it to 0"
+            )
+            raise ConfigError(msg)
+        unknown = sorted(set(prompt.reference) - known) if known else []
+        if unknown:
+            msg = (
+                f"the reference of prompt {prompt.prompt_id!r} has characters outside"
+                f" model.tokenizer_chars: {''.join(unknown)!r}; add them"
+            )
+            raise ConfigError(msg)
 
 
 def _check_prompts(config: Config, task: Task, context: int | None) -> None:
@@ -98,7 +111,11 @@ def _context_tokens(model: ModelConfig) -> int | None:
                 " model directory"
             )
             raise ConfigError(msg)
-        value = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+        try:
+            value = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+        except (ValueError, AttributeError) as error:
+            msg = f"model.path: {file} is not a Hugging Face configuration: {error}"
+            raise ConfigError(msg) from None
     return value if isinstance(value, int) else None
 
 
