@@ -6,8 +6,7 @@ engines may all ask at once: each builds the same model from the seed, and the f
 
 from __future__ import annotations
 
-import os
-import shutil
+import tempfile
 from pathlib import Path
 
 from ratchet.backends.models import build_model, char_tokenizer, save_model_directory
@@ -26,12 +25,13 @@ def ensure_base_model(config: Config, base: Path) -> Path:
     if base.exists():
         return base
     tokenizer = char_tokenizer(model.tokenizer_chars)
-    temporary = base.with_name(f"{base.name}.tmp-{os.getpid()}")
-    save_model_directory(build_model(model.build, config.seed, tokenizer), tokenizer, temporary)
-    try:
-        temporary.rename(base)
-    except OSError:
-        shutil.rmtree(temporary)
-        if not base.exists():
-            raise
+    built = build_model(model.build, config.seed, tokenizer)
+    with tempfile.TemporaryDirectory(dir=base.parent, prefix=f"{base.name}.tmp-") as temporary:
+        whole = Path(temporary) / base.name
+        save_model_directory(built, tokenizer, whole)
+        try:
+            whole.rename(base)
+        except OSError:  # another one was first: its model is the same
+            if not base.exists():
+                raise
     return base
