@@ -18,7 +18,7 @@ import sys
 import tempfile
 import uuid
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -34,13 +34,36 @@ _TERM_S: Final = 7.0
 """Seconds from SIGTERM to SIGKILL; with what follows, all is gone within ten."""
 
 
+class Restarts:
+    """How often one worker was started within the window: pure, the clock is the caller's."""
+
+    def __init__(self, max_restarts: int, window_s: float) -> None:
+        self._max_restarts = max_restarts
+        self._window_s = window_s
+        self._starts: deque[float] = deque()
+
+    def note_start(self, now: float) -> None:
+        """Count a start, the first one included."""
+        self._starts.append(now)
+
+    def recent(self, now: float) -> int:
+        """Return the starts of the last `window_s` seconds."""
+        while self._starts and now - self._starts[0] > self._window_s:
+            self._starts.popleft()
+        return len(self._starts)
+
+    def exhausted(self, now: float) -> bool:
+        """Whether one more start would be more than `max_restarts` restarts within the window."""
+        return self.recent(now) > self._max_restarts
+
+
 @dataclass(eq=False)
 class Child:
     """One running process."""
 
     spec: RoleSpec
     process: asyncio.subprocess.Process
-    starts: deque[float] = field(default_factory=deque)
+    restarts: Restarts
 
     @property
     def name(self) -> str:
@@ -67,13 +90,15 @@ class LocalSupervisor:
         """
         try:
             for kind, name in role_names(self._config):
-                self._children[name] = await self._start(kind, name, deque())
+                runtime = self._config.runtime
+                restarts = Restarts(runtime.max_restarts, runtime.restart_window_s)
+                self._children[name] = await self._start(kind, name, restarts)
             return await self._supervise(stop, kill)
         finally:
             await self._stop_all()
             shutil.rmtree(self._sockets, ignore_errors=True)
 
-    async def _start(self, kind: RoleKind, name: str, starts: deque[float]) -> Child:
+    async def _start(self, kind: RoleKind, name: str, restarts: Restarts) -> Child:
         role = RoleInfo(kind, name, uuid.uuid4().hex[:12])
         spec = RoleSpec(role, str(self._run.root), self._run_id, self._sockets, self._key)
         with (self._run.logs / f"{log_name(role)}.err").open("ab") as errors:
@@ -87,9 +112,9 @@ class LocalSupervisor:
                 start_new_session=True,  # Ctrl-C is for the launcher: it stops the roles in order
                 env={**os.environ, "OMP_NUM_THREADS": str(self._config.runtime.threads)},
             )
-        child = Child(spec, process, starts)
+        child = Child(spec, process, restarts)
         self._tell(child, msgspec.json.encode(spec))
-        starts.append(asyncio.get_running_loop().time())
+        restarts.note_start(asyncio.get_running_loop().time())
         self._log.info("process_started", name=name, pid=process.pid)
         return child
 
@@ -131,17 +156,15 @@ class LocalSupervisor:
         if role.kind != "rollout":
             detail = f"{role.name} ended: {outcome.detail or outcome.status}"
             return RoleOutcome("failed", detail)
-        window = self._config.runtime.restart_window_s
         now = asyncio.get_running_loop().time()
-        while child.starts and now - child.starts[0] > window:
-            child.starts.popleft()
-        if len(child.starts) > self._config.runtime.max_restarts:
+        if child.restarts.exhausted(now):
             detail = (
-                f"{role.name} died {len(child.starts)} times within {window:g} s"
-                f" (runtime.max_restarts); last: {outcome.detail}"
+                f"{role.name} died {child.restarts.recent(now)} times within"
+                f" {self._config.runtime.restart_window_s:g} s (runtime.max_restarts);"
+                f" last: {outcome.detail}"
             )
             return RoleOutcome("failed", detail)
-        self._children[role.name] = await self._start(role.kind, role.name, child.starts)
+        self._children[role.name] = await self._start(role.kind, role.name, child.restarts)
         return None
 
     async def _last_words(self, child: Child) -> RoleOutcome:
