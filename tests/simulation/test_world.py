@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.helpers.config import small_config
 from tests.simulation.loop import run_virtual
-from tests.simulation.world import World
+from tests.simulation.world import Delays, World
 
 STEP_S = 40.0
 
@@ -31,7 +31,7 @@ def simulate(
     )
 
     async def main() -> tuple[World, float]:
-        world = World(config, seed=seed, step_s=STEP_S, token_s=3.0)
+        world = World(config, seed=seed, delays=Delays(step_s=STEP_S, token_s=3.0))
         world.start()
         if meanwhile is not None:
             await meanwhile(world)

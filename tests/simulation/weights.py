@@ -1,9 +1,14 @@
-"""A weight transport without a network: the trainer's "w" reaches the engines after a while."""
+"""A weight transport without a network: the trainer's "w" reaches the engines after a while.
+
+As with the real one, the sender waits for every engine to join, up to the timeout, and gives the
+transfer up if one does not. `Wire` is what both ends share, and where faults are put in.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,23 +16,38 @@ import numpy.typing as npt
 import xxhash
 
 from ratchet.backends.rollout.fake import NAME
-from ratchet.errors import TransferFailed
+from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, SendReport
 from ratchet.types import WeightManifest, WeightRoute
 
 Weights = npt.NDArray[np.float32]
 
 
+@dataclass(eq=False)
+class Passage:
+    """One engine's part of one transfer."""
+
+    engine: str
+    joined: asyncio.Future[None]
+    arrival: asyncio.Future[tuple[Weights, str]]
+    """what arrives, and the digest of what was sent"""
+
+
 class Wire:
     """What both ends share; `sent` remembers the weights of every version for the tests."""
 
-    def __init__(self, *, move_s: float = 0.5, load_s: float = 0.1) -> None:
+    def __init__(self, *, move_s: float = 0.5, load_s: float = 0.1, timeout_s: float = 60) -> None:
         self.move_s = move_s
         self.load_s = load_s
+        self.timeout_s = timeout_s
         self.sent: dict[int, Weights] = {}
-        self.arrivals: dict[str, asyncio.Future[Weights]] = {}
+        self.passages: dict[str, Passage] = {}
         self.lose: set[str] = set()
         """engines (by name) whose next transfer is lost"""
+        self.corrupt: set[str] = set()
+        """engines whose next weights arrive changed"""
+        self.slow: dict[str, float] = {}
+        """seconds that the next transfer to an engine takes on top"""
 
 
 def digest_of(weights: Weights) -> str:
@@ -40,33 +60,50 @@ class FakeSender:
     def __init__(self, wire: Wire, weights: Callable[[], Weights]) -> None:
         self._wire = wire
         self._weights = weights
-        self._groups: list[str] = []
-        self._count = 0
+        self._passages: list[Passage] = []
 
     def plan(
         self, term: int, version: int, step: int, engines: Sequence[str]
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
-        self._count += 1
-        routes = {}
+        loop = asyncio.get_running_loop()
+        weights = self._weights()
+        known = self._wire.sent.setdefault(version, weights)
+        assert np.array_equal(known, weights), f"version {version} names two sets of weights"
+        routes, self._passages = {}, []
         for rank, engine in enumerate(engines, start=1):
-            group = f"{self._count}/{engine}"
-            self._wire.arrivals[group] = asyncio.get_running_loop().create_future()
-            routes[engine] = WeightRoute("fake", "none", "", 0, group, rank, len(engines) + 1, 60)
-        self._groups = [route.group for route in routes.values()]
+            passage = Passage(engine.split("/")[0], loop.create_future(), loop.create_future())
+            group = f"{len(self._wire.passages)}/{engine}"
+            self._wire.passages[group] = passage
+            self._passages.append(passage)
+            routes[engine] = WeightRoute(
+                "fake", "none", "", 0, group, rank, len(engines) + 1, self._wire.timeout_s
+            )
         return WeightManifest(term, version, step, (), (), {}), routes
 
     async def send(self, manifest: WeightManifest) -> SendReport:
+        wire, passages = self._wire, self._passages
         weights = self._weights()
-        await asyncio.sleep(self._wire.move_s)
-        self._wire.sent[manifest.version] = weights
-        lost = [group for group in self._groups if group.split("/")[1] in self._wire.lose]
-        for group in self._groups:
-            if group not in lost:
-                self._wire.arrivals.pop(group).set_result(weights)
+        digest = digest_of(weights)
+        deadline = asyncio.get_running_loop().time() + wire.timeout_s
+        await asyncio.wait([p.joined for p in passages], timeout=wire.timeout_s)
+        if absent := [p.engine for p in passages if not p.joined.done()]:
+            raise TransferFailed(f"did not join: {absent}")
+        await asyncio.sleep(wire.move_s + max(wire.slow.pop(p.engine, 0.0) for p in passages))
+        lost = [passage.engine for passage in passages if passage.engine in wire.lose]
+        if asyncio.get_running_loop().time() > deadline:
+            lost = [passage.engine for passage in passages]
+        for passage in passages:
+            if passage.engine in lost or passage.arrival.done():
+                continue
+            if passage.engine in wire.corrupt:
+                wire.corrupt.discard(passage.engine)
+                passage.arrival.set_result((weights + np.float32(1), digest))
+            else:
+                passage.arrival.set_result((weights, digest))
         if lost:
-            self._wire.lose.clear()
+            wire.lose.clear()
             raise TransferFailed(f"lost: {lost}")
-        return SendReport(digest_of(weights), weights.nbytes, 1, 0.0, self._wire.move_s)
+        return SendReport(digest, weights.nbytes, 1, 0.0, wire.move_s)
 
     async def close(self) -> None:
         pass
@@ -77,17 +114,35 @@ class FakeReceiver:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._waiting: asyncio.Future[Weights] | None = None
+        self._waiting: asyncio.Future[tuple[Weights, str]] | None = None
 
     async def receive(
         self, manifest: WeightManifest, route: WeightRoute, sink: Any, mode: Any
     ) -> LoadReport:
-        self._waiting = self._wire.arrivals[route.group]
-        weights = await self._waiting
+        if self._waiting is not None:
+            raise TransferFailed("this engine is still receiving an earlier version")
+        passage = self._wire.passages[route.group]
+        self._waiting = passage.arrival
+        if not passage.joined.done():
+            passage.joined.set_result(None)
+        try:
+            async with asyncio.timeout(route.timeout_s + 1):
+                weights, digest = await self._waiting
+            return await self._load(weights, digest, manifest, sink, mode)
+        except TimeoutError:
+            raise TransferFailed(f"nothing arrived in {route.timeout_s + 1} s") from None
+        finally:
+            self._waiting = None
+
+    async def _load(
+        self, weights: Weights, digest: str, manifest: WeightManifest, sink: Any, mode: Any
+    ) -> LoadReport:
         await sink.pause(mode)
         try:
             await sink.write({NAME: weights})
             await asyncio.sleep(self._wire.load_s)
+            if digest_of(weights) != digest:
+                raise WeightsMismatch(f"version {manifest.version}: the digest differs")
             await sink.stamp(manifest.version)
         finally:
             await sink.resume()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.helpers.actors import RecordingLog, make_system
@@ -13,6 +14,7 @@ from tests.simulation.network import Network
 from tests.simulation.weights import FakeReceiver, FakeSender, Wire
 
 from ratchet.actors.buffer import BufferActor
+from ratchet.actors.ref import LocalRef
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.system import System
@@ -20,8 +22,10 @@ from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.backends.rollout.base import SamplingParams
 from ratchet.backends.rollout.fake import FakeEngine, fake_token
+from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.config import Config
+from ratchet.errors import GenerationFailed, RewardFailed
 from ratchet.messages import BatchReady, Down, Message
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
@@ -45,93 +49,260 @@ class Output:
         pass
 
 
+class RecordingBackend(FakeBackend):
+    """Remembers which attempt of which group changed the weights."""
+
+    def __init__(self, **script: Any) -> None:
+        super().__init__(**script)
+        self.applied: list[tuple[int, int]] = []
+        self._keys: list[tuple[int, int]] = []
+
+    async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
+        self._keys = [(group.group_id, group.attempt) for group in groups]
+        return await super().forward_backward(groups)
+
+    async def optimizer_step(self) -> StepReport:
+        report = await super().optimizer_step()
+        if report.applied:
+            self.applied += self._keys
+        return report
+
+
 class Scorer:
-    """A reward that depends on the tokens."""
+    """A reward that depends on the tokens; it fails while `broken()` says so."""
+
+    def __init__(self, broken: Callable[[], bool] = lambda: False) -> None:
+        self._broken = broken
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
+        if self._broken():
+            raise RewardFailed(f"no reward for {prompt.prompt_id}")
         return [sum(map(ord, text)) % 7 / 6 for text in completions]
 
 
 class ProcessEnd:
     """A process ends with its actor."""
 
-    def __init__(self, network: Network, name: str) -> None:
+    def __init__(self, network: Network, name: str, system: System) -> None:
         self.name = name
         self.event = asyncio.Event()
+        self.reason = ""
         self._network = network
+        self._system = system
 
     def tell(self, message: Message) -> None:
         assert isinstance(message, Down)
-        self._network.kill(self.name, message.reason)
+        self.reason = message.reason
+        self._network.kill(self.name, message.reason, only=self._system)
         self.event.set()
+
+
+class Buffer(BufferActor):
+    """Can be looked into."""
+
+    last: Buffer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        Buffer.last = self
+
+
+class SeenTrainer(TrainerActor):
+    """Can be looked into."""
+
+    last: SeenTrainer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        SeenTrainer.last = self
+
+
+@dataclass
+class Delays:
+    """Seconds of everything that takes time in a world."""
+
+    step_s: float = 10.0
+    token_s: float = 1.0
+    move_s: float = 0.5
+    load_s: float = 0.1
+    message_s: float = 0.002
+    tail_share: float = 0.0
+    tail_s: float = 0.0
+
+
+@dataclass
+class Trouble:
+    """What goes wrong at the rollouts now: shares of the calls."""
+
+    reward: float = 0.0
+    generation: float = 0.0
+    hang: float = 0.0
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One life of a trainer, with what it left behind."""
+
+    name: str
+    system: System
+    backend: RecordingBackend
+    output: Output
+    end: ProcessEnd
+    ref: LocalRef
+    actor: TrainerActor
+    killed: bool = False
+
+
+@dataclass(eq=False)
+class Worker:
+    """One life of a rollout worker."""
+
+    name: str
+    incarnation: str
+    system: System
+    engine: FakeEngine
+    end: ProcessEnd
 
 
 class World:
     """Build it, `start` it on a virtual loop, and wait for `ended`."""
 
-    def __init__(self, config: Config, *, seed: int, step_s: float, token_s: float) -> None:
+    def __init__(
+        self, config: Config, *, seed: int, delays: Delays | None = None, num_prompts: int = 50
+    ) -> None:
         self.config = config
-        self.network = Network(seed)
-        self.wire = Wire()
-        self.output = Output()
-        self.backend = FakeBackend(
-            size=4, seed=seed, forward_backward_s=step_s * 0.8, optimizer_s=step_s * 0.2
+        self.delays = delays or Delays()
+        self.network = Network(
+            seed,
+            mean_delay_s=self.delays.message_s,
+            tail_share=self.delays.tail_share,
+            tail_s=self.delays.tail_s,
         )
+        self.wire = Wire(
+            move_s=self.delays.move_s,
+            load_s=self.delays.load_s,
+            timeout_s=config.weights.timeout_s,
+        )
+        self.trouble = Trouble()
         self.logs: dict[str, RecordingLog] = {}
+        self.trainers: list[Trainer] = []
+        self.workers: dict[str, Worker] = {}
+        self.lost_workers: list[tuple[str, str]] = []
+        """(name, reason) of workers that ended on their own"""
+        self.ends: dict[str, ProcessEnd] = {}
         self.batches: list[BatchReady] = []
-        self._token_s = token_s
+        self.buffer: BufferActor
+        self._seed = seed
         self._delays = random.Random(seed + 1)
         self._ids = itertools.count()
-        self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(50)]
+        self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
         self.store = VersionStore.open(None)
         self.ledger = GroupLedger.open(None)
         self.network.observers.append(self._observe)
 
     def start(self) -> None:
-        registry = VersionRegistry.start(self._process(REGISTRY), REGISTRY, store=self.store)
-        registry.watch(ProcessEnd(self.network, REGISTRY))
-        buffer = BufferActor.start(
-            self._process(BUFFER),
+        system = self._process(REGISTRY)
+        registry = VersionRegistry.start(system, REGISTRY, store=self.store)
+        self._watch(registry, REGISTRY, system)
+        system = self._process(BUFFER)
+        buffer = Buffer.start(
+            system,
             self._role("buffer", BUFFER),
             config=self.config,
             prompts=self._prompts,
             ledger=self.ledger,
         )
-        buffer.watch(ProcessEnd(self.network, BUFFER))
+        self.buffer = Buffer.last
+        self._watch(buffer, BUFFER, system)
         for rank in range(self.config.rollout.num_workers):
             self.start_rollout(rollout_name(rank))
-        self.trainer = TrainerActor.start(
-            self._process(TRAINER),
-            self._role("trainer", TRAINER),
+        self.start_trainer(TRAINER)
+
+    def start_trainer(self, name: str) -> None:
+        """Start a trainer; an older one of that name can no longer be reached, and lives on."""
+        step_s = self.delays.step_s
+        backend = RecordingBackend(
+            size=4,
+            seed=self._seed + len(self.trainers),
+            forward_backward_s=step_s * 0.8,
+            optimizer_s=step_s * 0.2,
+        )
+        system, output = self._process(name), Output()
+        ref = SeenTrainer.start(
+            system,
+            self._role("trainer", name),
             config=self.config,
-            backend=self.backend,
-            sender=FakeSender(self.wire, lambda: self.backend.weights),
-            output=self.output,
+            backend=backend,
+            sender=FakeSender(self.wire, lambda: backend.weights),
+            output=output,
             warm_start_prompts=[],
         )
-        self.ended = ProcessEnd(self.network, TRAINER)
-        self.trainer.watch(self.ended)
+        end = self._watch(ref, name, system)
+        self.trainers.append(Trainer(name, system, backend, output, end, ref, SeenTrainer.last))
 
     def start_rollout(self, name: str) -> None:
-        RolloutActor.start(
-            self._process(name),
-            self._role("rollout", name),
+        """Start a worker, unless it runs."""
+        if self.network.system(name) is not None:
+            return
+        system, role = self._process(name), self._role("rollout", name)
+        engine = FakeEngine(delay_s=self._delay)
+        ref = RolloutActor.start(
+            system,
+            role,
             config=self.config,
-            engine=FakeEngine(delay_s=self._delay),
+            engine=engine,
             receiver=FakeReceiver(self.wire),
-            scorer=Scorer(),
+            scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
             eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
         )
+        end = self._watch(ref, name, system)
+        worker = self.workers[name] = Worker(name, role.incarnation, system, engine, end)
+        asyncio.ensure_future(self._supervise(worker))
+
+    async def _supervise(self, worker: Worker) -> None:
+        """Start a worker again that ended on its own; killed ones are somebody else's."""
+        await worker.end.event.wait()
+        if worker.end.reason not in {"cancelled", "stopped"}:
+            self.lost_workers.append((worker.name, worker.end.reason))
+            await asyncio.sleep(1.0)
+            self.start_rollout(worker.name)
+
+    @property
+    def leader(self) -> Trainer:
+        """The trainer with the highest term that was not killed; the newest if none has one yet."""
+        candidates = [trainer for trainer in reversed(self.trainers) if not trainer.killed]
+        return max(candidates, key=lambda trainer: trainer.actor._publisher.term)
+
+    @property
+    def trainer(self) -> LocalRef:
+        """The leader."""
+        return self.leader.ref
+
+    @property
+    def ended(self) -> ProcessEnd:
+        """The end of the leader."""
+        return self.leader.end
+
+    @property
+    def output(self) -> Output:
+        """What the leader wrote."""
+        return self.leader.output
+
+    @property
+    def backend(self) -> RecordingBackend:
+        """The model of the leader."""
+        return self.leader.backend
 
     def trained_tokens_are_those_of_their_versions(self) -> int:
         """Compute every token of every batch again from the weights that its stamp names."""
         count = 0
         for ready in self.batches:
             for group in ready.batch.groups:
-                count += self._check_group(group)
+                count += self.check_group(group)
         return count
 
-    def _check_group(self, group: RolloutGroup) -> int:
+    def check_group(self, group: RolloutGroup) -> int:
+        """Compute every token of a group again; return how many there are."""
         count = 0
         for rollout in group.rollouts:
             prompt = rollout.prompt_ids.numpy().tolist()
@@ -145,12 +316,24 @@ class World:
         return count
 
     def _delay(self, prompt_ids: Sequence[int], params: SamplingParams) -> float:
+        if self._strikes(self.trouble.generation):
+            raise GenerationFailed("the engine has a bad day")
+        if self._strikes(self.trouble.hang):
+            return 1e7
         # heavy tail: some completions take many times the median
-        return self._token_s * params.max_tokens * min(self._delays.paretovariate(1.5), 8.0)
+        return self.delays.token_s * params.max_tokens * min(self._delays.paretovariate(1.5), 8.0)
 
-    def _observe(self, receiver: str, message: Message) -> None:
+    def _strikes(self, share: float) -> bool:
+        return share > 0 and self._delays.random() < share
+
+    def _observe(self, sender: str, receiver: str, message: Message) -> None:
         if isinstance(message, BatchReady):
             self.batches.append(message)
+
+    def _watch(self, ref: LocalRef, name: str, system: System) -> ProcessEnd:
+        end = self.ends[name] = ProcessEnd(self.network, name, system)
+        ref.watch(end)
+        return end
 
     def _process(self, name: str) -> System:
         log = self.logs[name] = RecordingLog()

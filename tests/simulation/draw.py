@@ -1,0 +1,142 @@
+"""From a seed to a plan: a configuration, delays, and the faults of one world.
+
+Extremes are drawn as often as the ordinary: no slack in the buffer, no staleness, one prompt, more
+workers than prompts, leases that are as short as the groups are long.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.helpers.config import small_config
+from tests.simulation import faults as f
+from tests.simulation.world import Delays
+
+from ratchet.actors.role import rollout_name
+from ratchet.config import Config
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what happens in one world."""
+
+    seed: int
+    config: Config
+    delays: Delays
+    num_prompts: int
+    faults: tuple[f.Fault, ...]
+
+    @property
+    def may_fail(self) -> tuple[str, ...]:
+        """Texts of failures that this world may rightly end in."""
+        texts = []
+        bad = sum(fault.num_steps for fault in self.faults if isinstance(fault, f.NonFinite))
+        if bad >= self.config.trainer.max_bad_steps:
+            texts.append("steps in a row were not finite")
+        if self.config.rollout.group_size == 1 and self.config.buffer.drop_zero_spread:
+            texts.append("for the batch of step")
+        return tuple(texts)
+
+
+def draw(seed: int) -> Plan:
+    """Draw a world."""
+    rng = random.Random(f"plan/{seed}")
+    delays = Delays(
+        step_s=rng.choice([0.1, 2.0, 10.0, 40.0]),
+        token_s=rng.choice([0.05, 0.5, 3.0]),
+        move_s=rng.choice([0.01, 0.5, 5.0]),
+        load_s=rng.choice([0.001, 0.1, 2.0]),
+        message_s=rng.choice([0.0005, 0.002, 0.05]),
+        tail_share=rng.choice([0.0, 0.0, 0.02, 0.2]),
+        tail_s=rng.choice([0.1, 2.0]),
+    )
+    config = _config(rng, delays, seed)
+    names = [rollout_name(rank) for rank in range(config.rollout.num_workers)]
+    # a world without faults would take about this long
+    generation_s = delays.token_s * config.rollout.max_tokens * 3
+    horizon = config.trainer.num_steps * (delays.step_s + delays.move_s + generation_s) + 5
+    count = rng.choice([0, 1, 1, 2, 2, 3, 4, 6])
+    drawn = [_fault(rng, names, horizon) for _ in range(count)]
+    return Plan(
+        seed=seed,
+        config=config,
+        delays=delays,
+        num_prompts=rng.choice([1, 2, 7, 50]),
+        faults=tuple(sorted(drawn, key=lambda fault: fault.at)),
+    )
+
+
+def _config(rng: random.Random, delays: Delays, seed: int) -> Config:
+    group_size = rng.choice([1, 2, 2, 2, 3])
+    max_tokens = rng.choice([1, 2, 4])
+    group_s = delays.token_s * max_tokens
+    group_timeout_s = group_s * rng.choice([3, 8.5, 30]) + 1
+    lease_s = group_timeout_s * rng.choice([1.0, 1.0, 1.5, 4.0])
+    buffer = {
+        "batch_groups": rng.choice([1, 2, 3, 4]),
+        "capacity_factor": rng.choice([1.0, 1.0, 1.5, 2.0, 4.0]),
+        "max_staleness": rng.choice([0, 0, 1, 2, 4]),
+        "unused": rng.choice(["drop", "retry"]),
+        "max_retries": rng.choice([0, 1, 3]),
+        "max_reissues": rng.choice([0, 1, 3]),
+        "drop_zero_spread": rng.random() < 0.2,
+        "lease_s": lease_s,
+    }
+    rollout: dict[str, Any] = {
+        "num_workers": rng.choice([1, 1, 2, 2, 3, 5]),
+        "group_size": group_size,
+        "max_tokens": max_tokens,
+        "group_timeout_s": group_timeout_s,
+    }
+    if rng.random() < 0.3:
+        rollout["max_concurrent_groups"] = rng.choice([1, 2, 8])
+    hopeless = buffer["drop_zero_spread"] and group_size == 1
+    config = small_config(
+        rollout=rollout,
+        buffer=buffer,
+        algorithm={"advantage": "mean" if group_size == 1 else "std"},
+        trainer={
+            "num_steps": rng.choice([2, 5, 8, 12]),
+            "synchronous": rng.random() < 0.2,
+            # far longer than faults and leases together: who runs into it hangs
+            "batch_timeout_s": 50.0 if hopeless else 2000.0 + 30 * lease_s,
+        },
+        weights={"timeout_s": rng.choice([20.0, 60.0])},
+        eval={"num_prompts": rng.choice([0, 0, 3, 8])},
+    )
+    return config.model_copy(update={"seed": seed})
+
+
+def _fault(rng: random.Random, names: list[str], horizon: float) -> f.Fault:
+    at = rng.choice([0.0, rng.uniform(0, 1.0), rng.uniform(0, horizon), rng.uniform(0, horizon)])
+    at = round(at, 3)
+    name = rng.choice(names)
+    some = tuple(n for n in names if rng.random() < 0.5) or (name,)
+    which = rng.choice([(name,), some, tuple(names)])
+    for_s = rng.choice([1.0, horizon / 4, horizon])
+    makers: list[Callable[[], f.Fault]] = [
+        lambda: f.Kill(
+            at, which, rng.choice([0.0, 0.001, 1.0, 30.0, 100.0]), rng.choice([1, 1, 2])
+        ),
+        lambda: f.Kill(
+            at, which, rng.choice([0.0, 0.01, 5.0]), rng.choice([1, 2, 3]), rng.randrange(1, 200)
+        ),
+        lambda: f.Silence(
+            at, name, rng.choice([0.5, 10, 25, 45, 120]), rng.choice(["in", "out", "both"])
+        ),
+        lambda: f.LoseTransfer(at, which),
+        lambda: f.SlowTransfer(at, name, rng.choice([1.0, 15.0, 100.0])),
+        lambda: f.CorruptTransfer(at, name),
+        lambda: f.Sabotage(
+            at, rng.choice(["reward", "generation", "hang"]), rng.choice([0.2, 0.7, 1.0]), for_s
+        ),
+        lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 2, 4])),
+        lambda: f.Duplicate(at, rng.choice([0.05, 0.5]), for_s),
+        lambda: f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),
+    ]
+    if rng.random() < 0.05:
+        return f.Stop(at)
+    return rng.choice(makers)()

@@ -1,0 +1,193 @@
+"""What can go wrong in a world, as data: each fault knows when it strikes and how to undo itself.
+
+A fault is a frozen value with a readable repr, so that a list of them can be drawn from a seed,
+printed, and shrunk by leaving some out. `strike` acts on a running `World`; where a fault lasts, it
+undoes itself after `for_s` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.simulation.world import World
+
+from ratchet.actors.role import TRAINER
+from ratchet.messages import Message, StopTraining
+
+_TASKS: set[asyncio.Task[None]] = set()
+
+
+def _go(coro: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(coro)
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Strikes at a virtual second; `after` a number of deliveries instead, where that is given."""
+
+    at: float
+
+    def strike(self, world: World) -> None:
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    """Processes die at once, and are started again later; or again and again."""
+
+    names: tuple[str, ...]
+    restart_s: float
+    times: int = 1
+    after: int | None = None
+    """strikes this many deliveries after `at`, so that it may fall between any two events"""
+
+    def strike(self, world: World) -> None:
+        if self.after is None:
+            _go(self._kill(world))
+            return
+        left = self.after
+
+        def count(sender: str, receiver: str, message: Message) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                asyncio.get_running_loop().call_soon(lambda: _go(self._kill(world)))
+
+        world.network.observers.append(count)
+
+    async def _kill(self, world: World) -> None:
+        for _ in range(self.times):
+            for name in self.names:
+                world.network.kill(name)
+            await asyncio.sleep(self.restart_s)
+            for name in self.names:
+                world.start_rollout(name)
+
+
+@dataclass(frozen=True)
+class Silence(Fault):
+    """A worker's links go silent, one way or both, and heal."""
+
+    name: str
+    for_s: float
+    ways: Literal["in", "out", "both"]
+
+    def strike(self, world: World) -> None:
+        world.network.silence(
+            self.name, self.for_s, inward=self.ways != "out", outward=self.ways != "in"
+        )
+
+
+@dataclass(frozen=True)
+class LoseTransfer(Fault):
+    """The next transfer to these engines is lost."""
+
+    names: tuple[str, ...]
+
+    def strike(self, world: World) -> None:
+        world.wire.lose.update(self.names)
+
+
+@dataclass(frozen=True)
+class SlowTransfer(Fault):
+    """The next transfer to an engine takes longer, perhaps too long."""
+
+    name: str
+    by_s: float
+
+    def strike(self, world: World) -> None:
+        world.wire.slow[self.name] = self.by_s
+
+
+@dataclass(frozen=True)
+class CorruptTransfer(Fault):
+    """The next weights for an engine arrive changed."""
+
+    name: str
+
+    def strike(self, world: World) -> None:
+        world.wire.corrupt.add(self.name)
+
+
+@dataclass(frozen=True)
+class Sabotage(Fault):
+    """For a while, a share of the rewards or generations fails, or generations hang."""
+
+    what: Literal["reward", "generation", "hang"]
+    share: float
+    for_s: float
+
+    def strike(self, world: World) -> None:
+        setattr(world.trouble, self.what, self.share)
+        asyncio.get_running_loop().call_later(
+            self.for_s, lambda: setattr(world.trouble, self.what, 0.0)
+        )
+
+
+@dataclass(frozen=True)
+class NonFinite(Fault):
+    """The next steps are not finite."""
+
+    what: Literal["gradients", "step"]
+    num_steps: int
+
+    def strike(self, world: World) -> None:
+        backend = world.backend
+        first = backend.num_batches + 1
+        bad = frozenset(range(first, first + self.num_steps))
+        if self.what == "gradients":
+            backend._bad_gradients |= bad
+        else:
+            backend._bad_steps |= bad
+
+
+@dataclass(frozen=True)
+class Duplicate(Fault):
+    """For a while, a share of what is told arrives twice."""
+
+    share: float
+    for_s: float
+
+    def strike(self, world: World) -> None:
+        world.network.duplicate_share = self.share
+        asyncio.get_running_loop().call_later(
+            self.for_s, lambda: setattr(world.network, "duplicate_share", 0.0)
+        )
+
+
+@dataclass(frozen=True)
+class TakeOver(Fault):
+    """Another trainer starts; the old one is dead, or lives on where nobody can reach it, or beside
+    the new one.
+    """
+
+    old: Literal["dead", "unreachable", "beside"]
+
+    def strike(self, world: World) -> None:
+        if world.ended.event.is_set():
+            return
+        if self.old == "dead":
+            old = world.leader
+            world.network.kill(old.name, only=old.system)
+            world.start_trainer(TRAINER)
+            old.killed = True
+            return
+        name = f"trainer-{len(world.trainers)}" if self.old == "beside" else TRAINER
+        world.start_trainer(name)
+
+
+@dataclass(frozen=True)
+class Stop(Fault):
+    """The user ends the run."""
+
+    def strike(self, world: World) -> None:
+        world.trainer.tell(StopTraining("enough"))

@@ -1,0 +1,328 @@
+"""What must hold in every world, computed from what can be seen from outside the actors.
+
+`Watch` looks at each delivered message (I1 versions only forward, I5 capacity, I6 asks end, credits
+are not lost) and at the end of the run (I2 staleness, I3 conservation, I4 stamps, I7 the run ends
+well, I8 nothing that is not finite is published). It shares no code with what it checks: staleness
+is computed from the table of versions, places from the ledger, tokens from the weights sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+
+import numpy as np
+from tests.simulation.draw import Plan
+from tests.simulation.world import World
+
+from ratchet.actors.role import BUFFER, REGISTRY
+from ratchet.messages import (
+    ClaimPrompts,
+    GroupFailed,
+    GroupFinished,
+    Message,
+    VersionUpdated,
+)
+from ratchet.types import VersionRecord
+
+_JUDGED_S = 40.0
+"""A finish waits for nothing but the registry's word on a version."""
+
+_OPEN = "SELECT count(*) FROM groups WHERE state IN ('claimed', 'finished')"
+
+
+class Watch:
+    """Looks on while a world runs; `problems` are the invariants that broke, oldest first."""
+
+    def __init__(self, plan: Plan, world: World) -> None:
+        self.problems: list[str] = []
+        self.broken = asyncio.Event()
+        self._plan = plan
+        self._world = world
+        config = plan.config
+        self._capacity = (
+            config.buffer.batch_groups if config.trainer.synchronous else config.buffer.capacity
+        )
+        self._heard: dict[str, tuple[int, int]] = {}
+        self._held: dict[tuple[str, str], int] = {}
+        self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        self._credit: dict[tuple[str, str], int] = {}
+        world.network.observers.append(self.observe)
+
+    # --- at each delivery
+
+    def observe(self, sender: str, receiver: str, message: Message) -> None:
+        """Check what one more message may have changed."""
+        match message:
+            case VersionUpdated():
+                self._only_forward(receiver, message.record)
+            case GroupFinished() | GroupFailed():
+                self._note_end(message)
+            case ClaimPrompts():
+                key = message.worker, message.incarnation
+                self._credit[key] = max(self._credit.get(key, 0), message.credit)
+            case _:
+                pass
+        if receiver == BUFFER:
+            (num_open,) = self._world.ledger._sql.execute(_OPEN).fetchone()
+            self._expect(num_open <= self._capacity, "I5", f"{num_open} groups are open")
+        self._engines_only_forward()
+        self._waits_end()
+
+    def _expect(self, holds: bool, invariant: str, detail: str) -> None:
+        if not holds:
+            now = asyncio.get_running_loop().time()
+            self.problems.append(f"{invariant}: {detail} (at {now:.3f} s)")
+            self.broken.set()
+
+    def _only_forward(self, receiver: str, record: VersionRecord) -> None:
+        last = self._heard.get(receiver, (0, -1))
+        new = record.term, record.version
+        duplicates = self._world.network.duplicates["VersionUpdated"]
+        forward = new[0] >= last[0] and new[1] > last[1]
+        self._expect(
+            forward or (new == last and duplicates > 0),
+            "I1",
+            f"{receiver} heard {last}, then {new}",
+        )
+        self._heard[receiver] = new
+
+    def _note_end(self, message: GroupFinished | GroupFailed) -> None:
+        group = (
+            (message.group.group_id, message.group.attempt)
+            if isinstance(message, GroupFinished)
+            else (message.group_id, message.attempt)
+        )
+        self._ended[message.worker, message.incarnation].add(group)
+        if isinstance(message, GroupFinished):
+            asyncio.get_running_loop().call_later(_JUDGED_S, self._is_judged, *group)
+
+    def _is_judged(self, group_id: int, attempt: int) -> None:
+        row = self._world.ledger.group(group_id)
+        waits = row is not None and (row.state, row.attempt) == ("claimed", attempt)
+        ended = self._world.ended.event.is_set()
+        self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
+
+    def _engines_only_forward(self) -> None:
+        for worker in self._world.workers.values():
+            version = worker.engine.version
+            if version is None:
+                continue
+            key = worker.name, worker.incarnation
+            last = self._held.get(key, -1)
+            if version == last:
+                continue
+            self._expect(version > last, "I1", f"{key} went from version {last} to {version}")
+            sent = self._world.wire.sent.get(version)
+            same = sent is not None and np.array_equal(sent, worker.engine.weights)
+            self._expect(same, "I4", f"{key} is stamped {version} and holds other weights")
+            self._held[key] = version
+
+    def _waits_end(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for name, system in self._world.network.living().items():
+            for wait in system.waits.rows():
+                self._expect(wait.until >= now - 1e-3, "I6", f"{name} waits too long: {wait}")
+
+    # --- at the end
+
+    def finish(self) -> None:
+        """Check what can only be said of a whole run."""
+        for check in (
+            self._run_ended_well,
+            self._nothing_crashed,
+            self._staleness,
+            self._conservation,
+            self._credits_are_kept,
+            self._stamps,
+            self._publications,
+            self._nobody_is_paused,
+        ):
+            try:
+                check()
+            except Exception as error:  # noqa: BLE001 - a check that cannot be made is a finding
+                self.problems.append(f"{check.__name__}: {type(error).__name__}: {error}")
+
+    def _run_ended_well(self) -> None:
+        world, plan = self._world, self._plan
+        if not world.ended.event.is_set():
+            self._expect(False, "I7", "the run did not end")
+            return
+        summaries = world.output.summaries
+        self._expect(len(summaries) == 1, "I7", f"summaries: {summaries}")
+        status, reason = summaries[-1]["status"], str(summaries[-1]["reason"])
+        if status == "failed":
+            allowed = any(text in reason for text in plan.may_fail)
+            self._expect(allowed, "I7", f"the run failed: {reason}")
+        elif status == "stopped":
+            self._expect(reason == "enough", "I7", f"stopped: {reason}")
+        else:
+            steps = summaries[-1]["steps"]
+            self._expect(steps == plan.config.trainer.num_steps, "I7", f"{steps} steps")
+        for trainer in world.trainers:
+            if trainer is world.leader:
+                continue
+            for summary in trainer.output.summaries:
+                fenced = "fenced" in str(summary["reason"]) or "newest" in str(summary["reason"])
+                fenced = fenced or "waited" in str(summary["reason"])
+                fine = fenced or summary["status"] in {"finished", "stopped"}
+                fine = fine or any(text in str(summary["reason"]) for text in plan.may_fail)
+                self._expect(fine, "I7", f"an old trainer: {summary}")
+
+    def _nothing_crashed(self) -> None:
+        for name in (REGISTRY, BUFFER):
+            end = self._world.ends[name]
+            self._expect(not end.event.is_set(), "I7", f"{name} ended: {end.reason}")
+        for name, reason in self._world.lost_workers:
+            # a worker that cannot reach the registry, or was given up, starts again
+            self._expect(
+                "AskTimeout" in reason or "ActorDead" in reason or "given up" in reason,
+                "I7",
+                f"{name} ended: {reason}",
+            )
+
+    def _staleness(self) -> None:
+        records = {record.version: record for record in self._world.store.records()}
+        accepted = [row for row in self._world.ledger.groups("trained")]
+        groups = {
+            (group.group_id, ready.batch.step): group
+            for ready in self._world.batches
+            for group in ready.batch.groups
+        }
+        bound = self._plan.config.buffer.max_staleness
+        for row in accepted:
+            group = groups[row.group_id, row.trained_step or 0]
+            assert row.trained_version is not None
+            for rollout in group.rollouts:
+                for span in rollout.spans:
+                    stale = _distance(records, span.version, row.trained_version)
+                    self._expect(
+                        0 <= stale <= bound,
+                        "I2",
+                        f"group {row.group_id} with tokens of {span.version} was trained by"
+                        f" {row.trained_version}: {stale} steps apart, at most {bound} allowed",
+                    )
+                    if self._plan.config.trainer.synchronous:
+                        self._expect(stale == 0, "I2", f"synchronous, and {stale} steps stale")
+            step = records[row.trained_version].step + 1
+            self._expect(step == row.trained_step, "I2", f"step {row.trained_step}, not {step}")
+
+    def _conservation(self) -> None:
+        ledger = self._world.ledger
+        rows = ledger.groups()
+        keys = Counter((row.prompt_id, row.epoch) for row in rows)
+        twice = [key for key, count in keys.items() if count > 1]
+        self._expect(not twice, "I3", f"issued twice in an epoch: {twice}")
+        for row in rows:
+            events = [event.event for event in ledger.events(row.group_id)]
+            self._expect(events.count("trained") <= 1, "I3", f"{row.group_id}: {events}")
+            self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
+        handed = {(g.group_id, g.attempt) for r in self._world.batches for g in r.batch.groups}
+        table = self._world.buffer._table
+        states = ledger.counts()
+        places = {
+            "issued": len(table._waiting),
+            "claimed": table.num_in_flight,
+            "finished": table.num_queued,
+            "batched": len(table.batched()),
+        }
+        for state, count in places.items():
+            self._expect(states[state] == count, "I3", f"{state}: {states[state]} != {count}")
+        open_now = places["claimed"] + places["finished"]
+        self._expect(open_now <= self._capacity, "I5", f"{open_now} groups are open at the end")
+        for row in ledger.groups("trained"):
+            self._expect((row.group_id, row.attempt) in handed, "I3", f"{row} was never handed out")
+        self._trained_once()
+
+    def _trained_once(self) -> None:
+        """What the models were trained on, term by term, is what the ledger says."""
+        for trainer in self._world.trainers:
+            counts = Counter(trainer.backend.applied)
+            again = [key for key, count in counts.items() if count > 1]
+            self._expect(not again, "I3", f"{trainer.name} trained twice: {again}")
+        newest = set(self._world.backend.applied)
+        last = set(self._world.backend.applied[-self._plan.config.buffer.batch_groups :])
+        told = {row.group_id: row.attempt for row in self._world.ledger.groups("trained")}
+        missing = {key for key in newest - last if told.get(key[0]) != key[1]}
+        self._expect(not missing, "I3", f"trained, and the ledger does not know: {missing}")
+
+    def _credits_are_kept(self) -> None:
+        slots = self._plan.config.groups_per_worker
+        for key, groups in self._ended.items():
+            ended = len(groups)
+            worker = self._world.workers[key[0]]
+            if worker.incarnation != key[1] or self._world.network.system(key[0]) is None:
+                continue
+            # the last few claims may be on their way
+            credit = self._credit.get(key, 0)
+            self._expect(credit >= slots + ended - 3, "I7", f"{key}: {credit} < {slots} + {ended}")
+
+    def _stamps(self) -> None:
+        for ready in self._world.batches:
+            for group in ready.batch.groups:
+                try:
+                    self._world.check_group(group)
+                except (AssertionError, KeyError) as error:
+                    self._expect(False, "I4", f"{type(error).__name__} {error}")
+
+    def _publications(self) -> None:
+        """Weights are finite, each version has the weights of its step, numbers are not reused."""
+        records = self._world.store.records()
+        numbers = [record.version for record in records]
+        self._expect(numbers == list(range(len(numbers))), "I1", f"numbers {numbers}")
+        for record in records:
+            weights = self._world.wire.sent.get(record.version)
+            if weights is None:
+                self._expect(record.state != "live", "I4", f"{record} is live and was never sent")
+                continue
+            self._expect(bool(np.isfinite(weights).all()), "I8", f"{record.version} is not finite")
+            self._expect(
+                int(weights[0]) == record.step,
+                "I8",
+                f"version {record.version} of step {record.step} has {int(weights[0])} steps in it",
+            )
+
+    def _nobody_is_paused(self) -> None:
+        for worker in self._world.workers.values():
+            alive = self._world.network.system(worker.name) is worker.system
+            loading = any(
+                task.get_name().startswith(f"{worker.name}.load-") for task in asyncio.all_tasks()
+            )
+            self._expect(
+                not (alive and worker.engine._paused and not loading), "I7", f"{worker.name} paused"
+            )
+
+
+def _distance(records: dict[int, VersionRecord], token: int, trainer: int) -> int:
+    """Optimiser steps from one version to another through the tree."""
+
+    def line(version: int) -> list[int]:
+        path = []
+        node: int | None = version
+        while node is not None:
+            path.append(node)
+            node = records[node].parent
+        return path
+
+    above = set(line(trainer))
+    meet = next((version for version in line(token) if version in above), None)
+    if meet is None:
+        return 10**9
+    return records[token].step + records[trainer].step - 2 * records[meet].step
+
+
+_NEXT = {
+    "issued": {"claimed"},
+    "claimed": {"finished", "retried", "dropped"},
+    "finished": {"batched", "retried", "dropped"},
+    "batched": {"trained", "retried", "dropped"},
+    "retried": {"claimed"},
+    "trained": set(),
+    "dropped": set(),
+}
+
+
+def _is_a_life(events: list[str]) -> bool:
+    if not events or events[0] != "issued":
+        return False
+    return all(b in _NEXT[a] for a, b in zip(events, events[1:], strict=False))

@@ -1,0 +1,126 @@
+"""Runs a plan to its end and says which invariants broke; shrinks the list of faults of a bad one.
+
+A world ends when its newest trainer has ended, when an invariant breaks, or at `LIMIT_S` virtual
+seconds. One process runs one world at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.simulation.draw import Plan
+from tests.simulation.invariants import Watch
+from tests.simulation.loop import Deadlock, run_virtual
+from tests.simulation.world import World
+
+from ratchet.actors.role import BUFFER, REGISTRY
+
+LIMIT_S = 1e6
+
+
+@dataclass
+class Outcome:
+    """What became of a world."""
+
+    plan: Plan
+    problems: list[str] = field(default_factory=list)
+    status: str = "crashed"
+    steps: int = 0
+    virtual_s: float = 0.0
+    trace: list[tuple[float, str, str, str]] = field(default_factory=list)
+    messages: Counter[str] = field(default_factory=Counter)
+    logs: dict[str, list[Any]] = field(default_factory=dict)
+    leaks: list[str] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of faults in the plan."""
+        return {fault.kind for fault in self.plan.faults}
+
+
+def run(plan: Plan) -> Outcome:
+    """Run one world."""
+    outcome = Outcome(plan)
+    worlds: list[World] = []
+    try:
+        run_virtual(_live(plan, outcome, worlds))
+    except Deadlock as error:
+        outcome.problems.append(f"I6: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a world does, it is reported
+        outcome.problems.append(f"crash: {type(error).__name__}: {error}")
+    for world in worlds:
+        outcome.trace = world.network.trace
+        outcome.messages.update(line[3] for line in world.network.trace)
+        outcome.logs = {name: log.events for name, log in world.logs.items()}
+    return outcome
+
+
+async def _live(plan: Plan, outcome: Outcome, worlds: list[World]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: outcome.leaks.append(str(context["message"])))
+    world = World(plan.config, seed=plan.seed, delays=plan.delays, num_prompts=plan.num_prompts)
+    worlds.append(world)
+    watch = Watch(plan, world)
+    world.start()
+    for fault in plan.faults:
+        loop.call_at(fault.at, fault.strike, world)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_S):
+            await _end(world, watch)
+    outcome.virtual_s = loop.time()
+    watch.finish()
+    outcome.problems = watch.problems
+    if world.output.summaries:
+        outcome.status = world.output.summaries[-1]["status"]
+        outcome.steps = world.output.summaries[-1]["steps"]
+
+
+async def _end(world: World, watch: Watch) -> None:
+    """Wait until the leading trainer, or what the run cannot do without, has ended."""
+    while not (watch.problems or world.ended.event.is_set()):
+        ends = [world.ends[REGISTRY].event, world.ends[BUFFER].event, watch.broken]
+        if any(end.is_set() for end in ends):
+            break
+        ends += [t.end.event for t in world.trainers if not t.end.event.is_set()]
+        waits = [asyncio.ensure_future(end.wait()) for end in ends]
+        # a trainer may start, and lead, meanwhile
+        await asyncio.wait(waits, timeout=50.0, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    # what is on its way arrives, what was cancelled ends
+    await asyncio.sleep(20.0)
+
+
+def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """Leave out faults, one by one, while the world still fails."""
+    shrunk = True
+    while shrunk:
+        shrunk = False
+        for index in range(len(plan.faults)):
+            smaller = replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :])
+            if fails(smaller):
+                plan, shrunk = smaller, True
+                break
+    return plan
+
+
+def explain(outcome: Outcome) -> str:
+    """Say what broke, after which faults, and how to see it again."""
+    kind = _kind(outcome)
+    plan = shrink(outcome.plan, lambda smaller: _kind(run(smaller)) == kind)
+    lines = [f"seed {plan.seed}: {outcome.problems[0]}"]
+    lines += [f"    also: {problem}" for problem in outcome.problems[1:4]]
+    lines += [f"    fault: {fault}" for fault in plan.faults] or ["    without any fault"]
+    lines.append(f"    replay: python -m tests.simulation {plan.seed}")
+    return "\n".join(lines)
+
+
+def _kind(outcome: Outcome) -> str:
+    """What broke, without numbers."""
+    words = outcome.problems[0].split() if outcome.problems else []
+    return " ".join(word for word in words[:9] if word.strip("():,.").isalpha())

@@ -1,0 +1,38 @@
+"""What simulated worlds found in our own actors: one world each, so that it stays found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.helpers.config import small_config
+from tests.simulation import faults as f
+from tests.simulation.draw import Plan
+from tests.simulation.simulate import Outcome, run
+from tests.simulation.world import Delays
+
+
+def live(*faults: f.Fault, delays: Delays | None = None, **sections: dict[str, Any]) -> Outcome:
+    """Run an ordinary world with these faults; nothing may break."""
+    config = small_config(
+        rollout={"max_tokens": 2, "group_size": 2, "num_workers": 1, "group_timeout_s": 40.0}
+        | sections.pop("rollout", {}),
+        buffer={"batch_groups": 2, "max_staleness": 2, "lease_s": 60.0}
+        | sections.pop("buffer", {}),
+        trainer={"num_steps": 10, "batch_timeout_s": 2000.0} | sections.pop("trainer", {}),
+        **sections,
+    )
+    outcome = run(Plan(1, config, delays or Delays(), 20, tuple(faults)))
+    assert not outcome.problems, outcome.problems
+    return outcome
+
+
+@pytest.mark.parametrize("old", ["dead", "unreachable", "beside"])
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_take_over_descends_from_the_base_model(old: Any, synchronous: bool) -> None:
+    # the new trainer's first version was a root of its own, and the buffer died of "no common
+    # ancestor" at the first token of the old one; in the synchronous baseline the old trainer's
+    # groups also held their room for ever
+    outcome = live(f.TakeOver(60.0, old), trainer={"synchronous": synchronous})
+    assert outcome.status == "finished"
+    assert outcome.messages["AcquireTerm"] == 2
