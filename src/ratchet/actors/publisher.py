@@ -80,6 +80,7 @@ class Publisher:
         """The version of the weights in hand, if it is live."""
         self.holders: dict[str, RoleInfo] = {}
         """The engines that hold the live version."""
+        self._base: PolicyVersion | None = None
         self._rollouts: tuple[RoleInfo, ...] = ()
         self._sender = sender
         self._directory = directory
@@ -89,9 +90,16 @@ class Publisher:
         self._log = log
 
     def begin(self, term: Term, versions: Iterable[VersionRecord]) -> None:
-        """Publish under this term, and know every version so far."""
+        """Publish under this term, and know every version so far.
+
+        A trainer starts from the base model. If an earlier one has published that already, what
+        follows descends from it: tokens of the earlier trainer are then as stale as the steps back
+        to the base, and never of a tree of their own.
+        """
+        known = tuple(versions)
         self.term = term
-        self.lineage = Lineage(versions)
+        self.lineage = Lineage(known)
+        self._base = min((r.version for r in known if r.parent is None), default=None)
 
     @property
     def position(self) -> Position:
@@ -114,7 +122,7 @@ class Publisher:
         self.live = None
         self.holders = {}
         self._undecided = True
-        parent = self.version
+        parent = self._base if self.version is None else self.version
         reserved: VersionReserved = await self._ask(
             self._directory.ref(REGISTRY), ReserveVersion(self.term, step, parent)
         )
