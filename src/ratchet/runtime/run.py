@@ -8,13 +8,13 @@ until the trainer has written the model; `stop` ends training in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -71,6 +71,7 @@ class Run:
         self._outcome: RoleOutcome | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
@@ -100,8 +101,13 @@ class Run:
 
     def stop(self, *, now: bool = False) -> None:
         """End training after the step in hand, and write the model; with `now`, just end."""
-        if self._loop is not None and not self._ended.is_set():
-            self._loop.call_soon_threadsafe((self._kill if now else self._stop).set)
+        event = self._kill if now else self._stop
+        with self._lock:
+            if self._loop is None:
+                event.set()  # the loop is not there yet, and will find it set
+            elif not self._ended.is_set():
+                with contextlib.suppress(RuntimeError):  # the loop has just closed
+                    self._loop.call_soon_threadsafe(event.set)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the metrics of each step, from the first, as they come; ends with the run."""
@@ -123,7 +129,8 @@ class Run:
 
     async def run(self) -> RoleOutcome:
         """Run to the end on this loop."""
-        self._loop = asyncio.get_running_loop()
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
         log = configure_logging(
             self.directory.logs / "launcher-0.jsonl", role="launcher", run=self.run_id
         )
@@ -201,8 +208,22 @@ def _with_reward(config: Config, reward: Reward) -> Config:
             " of a module or script, or use in_process=True"
         )
         raise ConfigError(msg)
-    source = module.__name__
-    if source == "__main__" or source not in sys.modules:
-        source = str(Path(inspect.getfile(module)).resolve())
-    task = config.task.model_copy(update={"reward": f"{source}:{name}"})
+    task = config.task.model_copy(update={"reward": f"{_source(module)}:{name}"})
     return config.model_copy(update={"task": task})
+
+
+def _source(module: ModuleType) -> str:
+    """Name a module such that a process with another import path finds it."""
+    spec = module.__spec__
+    if spec is not None and module.__package__:
+        return spec.name  # also of `python -m package.module`, whose __name__ is "__main__"
+    file = Path(getattr(module, "__file__", None) or "<none>")
+    if file.is_file():
+        return str(file.resolve())
+    if module.__name__ != "__main__":
+        return module.__name__
+    msg = (
+        "a reward that was typed into a notebook or an interactive session cannot be imported by"
+        " another process: put it into a file, or use in_process=True"
+    )
+    raise ConfigError(msg)
