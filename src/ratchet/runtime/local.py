@@ -8,6 +8,7 @@ of processes; only the links are missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
@@ -15,12 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ratchet.actors.actor import LocalRef
+from ratchet.actors.role import TRAINER
 from ratchet.actors.system import System
 from ratchet.config import Config
+from ratchet.errors import AskTimeout
 from ratchet.messages import StopTraining
 from ratchet.observability.logs import Log
 from ratchet.runtime.compose import role_names, start_role
-from ratchet.runtime.role import EndOfActor, RoleOutcome
+from ratchet.runtime.role import EndOfActor, RoleOutcome, outcome_of
 from ratchet.runtime.rundir import RunDirectory
 from ratchet.tasks.base import Task
 from ratchet.types import RoleInfo
@@ -74,12 +77,14 @@ async def _first_end(
                 if end not in done:
                     continue
                 reason, name = end.result(), ref.name
-                ok = reason == "stopped" and name.startswith("trainer")
-                return RoleOutcome("stopped") if ok else RoleOutcome("failed", f"{name}: {reason}")
+                outcome = outcome_of(reason)
+                if outcome.status == "user_error" or (name == TRAINER and reason == "stopped"):
+                    return outcome
+                return RoleOutcome("failed", f"{name}: {reason}")
             if killed in done:
                 return RoleOutcome("stopped", "interrupted")
             for ref in ends.values():
-                if ref.name.startswith("trainer"):
+                if ref.name == TRAINER:
                     ref.tell(StopTraining("asked to stop"))
     finally:
         killed.cancel()
@@ -88,4 +93,5 @@ async def _first_end(
 
 async def _stop(refs: Sequence[LocalRef]) -> None:
     for ref in reversed(refs):  # the registry outlives those that report to it
-        await ref.stop(block=False)
+        with contextlib.suppress(AskTimeout):  # one that hangs does not keep the others
+            await ref.stop(block=False)

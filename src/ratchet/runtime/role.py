@@ -27,7 +27,7 @@ import msgspec
 
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.system import System
-from ratchet.errors import UserError
+from ratchet.errors import ConfigError, TaskError, UserError
 from ratchet.messages import Down, Message, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.runtime.compose import start_role
@@ -39,6 +39,9 @@ from ratchet.types import RoleInfo
 
 STOP_S: Final = 6.0
 """Seconds that a role has to end in order; then the process leaves."""
+
+
+_USER_ERRORS: Final = frozenset(cls.__name__ for cls in (UserError, ConfigError, TaskError))
 
 
 class RoleSpec(msgspec.Struct, frozen=True):
@@ -59,6 +62,19 @@ class RoleOutcome(msgspec.Struct, frozen=True):
     status: str
     """ "stopped" | "failed" | "user_error" """
     detail: str = ""
+
+
+def outcome_of(reason: str) -> RoleOutcome:
+    """Turn the reason for which an actor ended, "stopped" or "ErrorClass: text", into an outcome.
+
+    A model that an engine refuses while it loads is the user's to mend, and no restart helps.
+    """
+    if reason == "stopped":
+        return RoleOutcome("stopped")
+    kind, _, text = reason.partition(": ")
+    if kind in _USER_ERRORS:
+        return RoleOutcome("user_error", text)
+    return RoleOutcome("failed", reason)
 
 
 class EndOfActor:
@@ -119,7 +135,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     reason = await _until_end(ref)
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
-    return RoleOutcome("stopped") if reason == "stopped" else RoleOutcome("failed", reason)
+    return outcome_of(reason)
 
 
 async def _until_end(ref: LocalRef) -> str:
