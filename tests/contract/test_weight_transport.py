@@ -550,6 +550,35 @@ def test_a_cancelled_send_frees_the_engines(transport: str) -> None:
 
 
 @both_sizes
+def test_a_send_cancelled_in_the_middle_is_not_completed(transport: str, bucket_mib: float) -> None:
+    """Its thread was reading, and comes back to a transfer that nobody wants any more."""
+
+    async def main() -> None:
+        async with Fleet(transport, 2, bucket_mib=bucket_mib) as fleet:
+            await fleet.sync_well()
+            go_on, reached = threading.Event(), threading.Event()
+
+            def wait(names: Sequence[str]) -> None:
+                reached.set()
+                assert go_on.wait(20)
+
+            fleet.source.on_read = wait
+            send, loads = fleet.start()
+            await asyncio.to_thread(reached.wait, 10)
+            send.cancel()
+            await asyncio.wait([send])
+            go_on.set()
+            async with within(5):
+                results = await asyncio.gather(*loads.values(), return_exceptions=True)
+            assert all(isinstance(result, TransferFailed) for result in results)
+            assert all(sink.version == 1 for sink in fleet.sinks.values())
+            fleet.source.on_read = lambda names: None
+            await fleet.sync_well()
+
+    run(main)
+
+
+@both_sizes
 def test_a_trainer_that_cannot_read_frees_the_engines(transport: str, bucket_mib: float) -> None:
     async def main() -> None:
         async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
