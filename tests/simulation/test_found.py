@@ -31,8 +31,15 @@ def live(*faults: f.Fault, delays: Delays | None = None, **sections: dict[str, A
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_take_over_descends_from_the_base_model(old: Any, synchronous: bool) -> None:
     # the new trainer's first version was a root of its own, and the buffer died of "no common
-    # ancestor" at the first token of the old one; in the synchronous baseline the old trainer's
-    # groups also held their room for ever
+    # ancestor" at the first token of the old one
     outcome = live(f.TakeOver(60.0, old), trainer={"synchronous": synchronous})
     assert outcome.status == "finished"
     assert outcome.messages["AcquireTerm"] == 2
+
+
+@pytest.mark.parametrize("at", [40.0, 44.0, 48.0, 52.0, 56.0, 60.0])
+def test_a_take_over_during_a_publication_frees_the_room_of_the_synchronous_baseline(
+    at: float,
+) -> None:
+    # what the old trainer had trained waited for the version of its step, which never came
+    live(f.TakeOver(at, "dead"), delays=Delays(move_s=5.0), trainer={"synchronous": True})

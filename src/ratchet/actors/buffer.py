@@ -296,7 +296,9 @@ class BufferActor(RoleActor[_Inbox]):
         if message.term < self._term:
             self.log.warning("request_fenced", term=message.term, newer=self._term)
             return
-        self._term = message.term
+        if message.term > self._term:
+            self._term = message.term
+            self._untrained.clear()  # the versions that would free this room will never come
         if self._handed is not None:
             request, ready = self._handed
             if (message.term, message.step) == (request.term, request.step):
