@@ -10,7 +10,7 @@ from tests.helpers.actors import RecordingLog, make_system
 from tests.helpers.config import small_config
 from tests.helpers.refs import RecordedDirectory, RecordedRef
 from tests.simulation.loop import run_virtual
-from tests.simulation.weights import FakeReceiver, Wire, digest_of
+from tests.simulation.weights import FakeReceiver, Passage, Wire, digest_of
 
 from ratchet.actors.rollout import RolloutActor
 from ratchet.backends.rollout.base import SamplingParams
@@ -22,6 +22,7 @@ from ratchet.errors import (
     StaleTerm,
     TransferFailed,
     VersionError,
+    WeightsMismatch,
 )
 from ratchet.messages import (
     AbortLoad,
@@ -109,16 +110,19 @@ class World:
     def offer(self, version: int, term: int = 1) -> asyncio.Future[WeightsLoaded]:
         """Ask it to load; `arrive` ends the transfer."""
         group = f"group-{version}-{term}"
-        self.wire.arrivals[group] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        passage = Passage(ROLE.name, loop.create_future(), loop.create_future())
+        self.wire.passages[group] = passage
         manifest = WeightManifest(term, version, version, (), (), {})
         route = WeightRoute("fake", "none", "", 0, group, 1, 2, 60)
         return asyncio.ensure_future(
             self.ref.ask(LoadWeights(manifest, route), block=False, timeout=60)
         )
 
-    def arrive(self, version: int, term: int = 1) -> None:
-        weights = np.full(4, version, np.float32)
-        self.wire.arrivals[f"group-{version}-{term}"].set_result(weights)
+    def arrive(self, version: int, term: int = 1, *, size: int = 4) -> None:
+        weights = np.full(size, version, np.float32)
+        passage = self.wire.passages[f"group-{version}-{term}"]
+        passage.arrival.set_result((weights, digest_of(weights)))
 
     async def load(self, version: int, term: int = 1) -> WeightsLoaded:
         reply = self.offer(version, term)
@@ -364,8 +368,8 @@ def test_a_version_does_not_go_back_after_a_failed_load_either() -> None:
     async def body(world: World) -> None:
         await world.load(5)
         reply = world.offer(6)
-        world.wire.arrivals["group-6-1"].set_result(np.zeros(9, np.float32))  # another shape
-        with pytest.raises(Exception, match="came for"):
+        world.arrive(6, size=9)  # another shape
+        with pytest.raises(WeightsMismatch, match="came for"):
             await reply
         assert world.engine.version is None
         with pytest.raises(VersionError, match="does not go back to 5"):
@@ -379,8 +383,8 @@ def test_a_version_does_not_go_back_after_a_failed_load_either() -> None:
 def test_a_failed_load_leaves_a_quarantine_and_the_next_one_ends_it() -> None:
     async def body(world: World) -> None:
         reply = world.offer(1)
-        world.wire.arrivals["group-1-1"].set_result(np.zeros(9, np.float32))
-        with pytest.raises(Exception, match="came for"):
+        world.arrive(1, size=9)
+        with pytest.raises(WeightsMismatch, match="came for"):
             await reply
         assert world.engine.version is None
         assert world.log.named("load_failed")[0]["version"] == 1
@@ -417,10 +421,10 @@ def test_a_newer_load_supersedes_those_that_are_pending() -> None:
         await world.settle()
         world.arrive(3)
         assert (await third).version == 3
-        for reply, version in ((first, 1), (second, 2)):
+        for reply in (first, second):
             with pytest.raises(TransferFailed, match="superseded"):
                 await reply
-            assert version not in world.wire.sent
+        assert not world.wire.passages["group-2-1"].joined.done()
         assert world.engine.version == 3
 
     scenario(body)
