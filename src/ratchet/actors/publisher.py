@@ -13,10 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ratchet.actors.role import REGISTRY
-from ratchet.errors import RatchetError, StaleTerm, TransferFailed
+from ratchet.errors import (
+    ActorDead,
+    HandlerFailed,
+    RatchetError,
+    StaleTerm,
+    TransferFailed,
+    VersionError,
+)
 from ratchet.messages import (
     AbortLoad,
     Ask,
@@ -31,9 +38,15 @@ from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
 from ratchet.transport.mailbox.base import Directory, Ref
 from ratchet.transport.weights.base import SendReport, WeightSender
-from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
+from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord, WeightManifest
 
 R = TypeVar("R")
+
+_REASON_S: Final = 5.0
+"""An engine's reply may come this much later than the transfer's deadline: it says why."""
+
+_ABSENT: Final = (ActorDead, StaleTerm, VersionError, HandlerFailed)
+"""How an ask to load ends when the engine has not joined the transfer, and will not."""
 
 Replies: TypeAlias = dict[str, WeightsLoaded | RatchetError]
 
@@ -199,13 +212,13 @@ class Publisher:
                 self._ask(
                     self._directory.ref(name),
                     LoadWeights(manifest, routes[full_name]),
-                    timeout=self._timeout_s,
+                    timeout=self._timeout_s + _REASON_S,
                 )
             )
             for name, full_name in names.items()
         }
         try:
-            sent: SendReport | None = await self._sender.send(manifest)
+            sent: SendReport | None = await self._send(manifest, loads.values())
         except TransferFailed as error:
             sent = None
             self._log.warning("transfer_failed", version=version, detail=str(error))
@@ -219,6 +232,25 @@ class Publisher:
         if sent is not None:
             self._log.info("weights_sent", version=version, **sent._asdict())
         return replies
+
+    async def _send(
+        self, manifest: WeightManifest, loads: Iterable[asyncio.Future[WeightsLoaded]]
+    ) -> SendReport:
+        """Send; end early when an engine is gone or refuses, for then it never joins."""
+        sending = asyncio.ensure_future(self._sender.send(manifest))
+        pending: set[asyncio.Future[Any]] = {sending, *loads}
+        try:
+            while not sending.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                absent = [e for d in done - {sending} if isinstance(e := d.exception(), _ABSENT)]
+                if absent and not sending.done():
+                    msg = f"an engine does not join: {absent[0]}"
+                    raise TransferFailed(msg)
+            return sending.result()
+        finally:
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait([sending])
 
     def _checked(
         self,

@@ -10,7 +10,14 @@ from tests.helpers.refs import RecordedDirectory
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.publisher import Published, Publisher
-from ratchet.errors import AskTimeout, StaleTerm, TransferFailed
+from ratchet.errors import (
+    ActorDead,
+    AskTimeout,
+    RatchetError,
+    StaleTerm,
+    TransferFailed,
+    VersionError,
+)
 from ratchet.messages import (
     AbortLoad,
     BurnVersion,
@@ -94,7 +101,8 @@ class World:
     async def _ask(self, ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
         await asyncio.sleep(0)
         if isinstance(message, LoadWeights):
-            assert timeout == TIMEOUT_S
+            assert timeout is not None
+            assert timeout > TIMEOUT_S
             version = message.manifest.version
             self.events.append(("load", ref.name, version))
             await asyncio.sleep(SEND_S + 1)
@@ -389,3 +397,32 @@ def test_a_number_between_reserve_and_transfer_is_not_left_behind() -> None:
         assert len(world.of("plan")) == 1
 
     scenario(body)
+
+
+@pytest.mark.parametrize(
+    "refusal", [ActorDead("rollout-1 died"), VersionError("rollout-1 holds version 9")]
+)
+def test_an_engine_that_will_not_join_ends_the_transfer_at_once(refusal: RatchetError) -> None:
+    async def main() -> None:
+        world = World()
+
+        async def ask(ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
+            if isinstance(message, LoadWeights):
+                await asyncio.sleep(0.1)
+                if ref.name == E1.name:
+                    raise refusal
+                raise TransferFailed("told to stop waiting")
+            return await world._ask(ref, message, timeout=timeout)
+
+        world.publisher._ask = ask
+        started = asyncio.get_running_loop().time()
+        async with world.publisher.weights:
+            await world.publisher.reserve(0)
+        published = await world.publisher.transfer()
+        assert asyncio.get_running_loop().time() - started < SEND_S
+        assert published.failed == (E0, E1)
+        assert world.sender.sending == 0
+        (abort,) = world.directory.ref(E0.name).of(AbortLoad)
+        assert str(refusal) in abort.reason
+
+    run_virtual(main())
