@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(240)
 NUM_STEPS = 40
 CONFIG = small_config(
     # generation and training cost about the same here, so that they can be seen to overlap
-    rollout={"max_tokens": 12, "group_size": 8, "num_workers": 1},
+    rollout={"max_tokens": 28, "group_size": 8, "num_workers": 1},
     buffer={"batch_groups": 8, "max_staleness": 3},
     trainer={"num_steps": NUM_STEPS, "lr": 2e-3, "lr_warmup_steps": 5},
     eval={"num_prompts": 32},

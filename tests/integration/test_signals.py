@@ -48,7 +48,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     assert code == 128 + signal.SIGTERM, output
     versions = list(read_versions(tmp_path / "run" / "versions.sqlite"))
     assert [v.version for v in versions] == list(range(len(versions)))
-    assert sum(v.state == "live" for v in versions) >= 15
+    assert sum(v.state == "live" for v in versions) >= 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
