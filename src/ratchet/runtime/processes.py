@@ -110,7 +110,11 @@ class LocalSupervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # Ctrl-C is for the launcher: it stops the roles in order
-                env={**os.environ, "OMP_NUM_THREADS": str(self._config.runtime.threads)},
+                env={
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a peer's death is told by our own log
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(self._config.runtime.threads),
+                },
             )
         child = Child(spec, process, restarts)
         self._tell(child, msgspec.json.encode(spec))
