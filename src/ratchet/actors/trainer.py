@@ -31,7 +31,7 @@ from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
 from ratchet.actors.system import System
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
-from ratchet.errors import RunFailed
+from ratchet.errors import RunFailed, StaleTerm
 from ratchet.messages import (
     AcquireTerm,
     BatchReady,
@@ -46,6 +46,7 @@ from ratchet.messages import (
     TrainerMessage,
     VersionUpdated,
 )
+from ratchet.staleness import Position, UnknownVersion
 from ratchet.transport.weights.base import WeightSender
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
 
@@ -205,9 +206,7 @@ class TrainerActor(RoleActor[_Inbox]):
         times.mark("wait_s")
         position = self._publisher.position
         # judged again, against the weights that take the step: until then nothing changes them
-        fresh, stale = self._publisher.lineage.split_stale(
-            ready.batch.groups, position, self._config.buffer.max_staleness
-        )
+        fresh, stale = self._split_stale(ready.batch.groups, position)
         rejected = {group.group_id: "stale" for group in stale}
         applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
         if applied:
@@ -235,6 +234,17 @@ class TrainerActor(RoleActor[_Inbox]):
                 )
             )
             self._count_bad_steps(applied, ready)
+
+    def _split_stale(
+        self, groups: Sequence[RolloutGroup], position: Position
+    ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+        try:
+            return self._publisher.lineage.split_stale(
+                groups, position, self._config.buffer.max_staleness
+            )
+        except UnknownVersion as error:  # all of this term and of those before it are known here
+            msg = f"tokens of version {error} are not of term {self._publisher.term} or before it"
+            raise StaleTerm(f"{msg}: another trainer has taken over") from None
 
     async def _next_batch(self) -> BatchReady | None:
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
