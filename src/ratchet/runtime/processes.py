@@ -18,6 +18,7 @@ import sys
 import tempfile
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +32,8 @@ from ratchet.runtime.rundir import RunDirectory
 from ratchet.types import RoleInfo, RoleKind
 
 _TERM_S: Final = 7.0
-"""Seconds from SIGTERM to SIGKILL; with what follows, all is gone within ten."""
+_REGISTRY_TERM_S: Final = 1.5
+"""Seconds from SIGTERM to SIGKILL; together they leave all gone within ten."""
 
 
 class Restarts:
@@ -188,18 +190,23 @@ class LocalSupervisor:
             child.process.stdin.write(line + b"\n")
 
     async def _stop_all(self) -> None:
-        """The trainer and the rollouts first, the registry last; then by force."""
+        """First the roles, then the registry that they report to; by force what does not go."""
         living = [c for c in self._children.values() if c.process.returncode is None]
-        for child in reversed(living):
+        registry = [child for child in living if child.spec.role.kind == "registry"]
+        await self._end([child for child in living if child not in registry], _TERM_S)
+        await self._end(registry, _REGISTRY_TERM_S)
+
+    async def _end(self, children: Sequence[Child], within_s: float) -> None:
+        if not children:
+            return
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 child.process.terminate()
-        waits = [asyncio.ensure_future(child.process.wait()) for child in living]
-        if waits:
-            await asyncio.wait(waits, timeout=_TERM_S)
-        for child in living:
+        waits = [asyncio.ensure_future(child.process.wait()) for child in children]
+        await asyncio.wait(waits, timeout=within_s)
+        for child in children:
             if child.process.returncode is None:
                 self._log.warning("process_killed", name=child.name)
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()
-        if waits:
-            await asyncio.wait(waits)
+        await asyncio.wait(waits)
