@@ -230,6 +230,15 @@ def test_a_group_is_retried_as_often_as_allowed_and_then_dropped(max_retries: in
     assert table.claim(("r0", "a"), until=1.0).group_id == 1
 
 
+def test_a_lease_has_ended_at_its_end_and_not_before() -> None:
+    table, _ = make_table()
+    first, second = (table.claim(("r0", "a"), until=end) for end in (3.0, 4.0))
+    assert table.next_lease_end() == 3.0
+    assert table.overdue(2.9) == []
+    assert table.overdue(3.0) == [first]
+    assert table.overdue(9.0) == [first, second]
+
+
 def test_retries_and_reissues_have_budgets_of_their_own() -> None:
     table, ledger = make_table(max_retries=1, max_reissues=1)
     table.reissue(table.claim(("r0", "a"), until=1.0), "worker_died")
