@@ -43,3 +43,13 @@ def test_a_take_over_during_a_publication_frees_the_room_of_the_synchronous_base
 ) -> None:
     # what the old trainer had trained waited for the version of its step, which never came
     live(f.TakeOver(at, "dead"), delays=Delays(move_s=5.0), trainer={"synchronous": True})
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0, 1.5])
+def test_a_batch_whose_step_was_not_finite_is_not_trained_when_it_comes_again(at: float) -> None:
+    # such a step is taken again under the same number, so that the old batch looked due
+    live(
+        f.NonFinite(at, "gradients", 1),
+        f.Duplicate(at, 0.7, 300.0),
+        delays=Delays(step_s=0.1, tail_share=0.5, tail_s=2.0),
+    )

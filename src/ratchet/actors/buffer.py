@@ -337,7 +337,12 @@ class BufferActor(RoleActor[_Inbox]):
         self.system.ref(request.trainer).tell(ready)
 
     def _trained(self, message: StepTrained) -> None:
-        if self._handed is None or self._handed[0].term != message.term:
+        accounted = {*message.trained, *message.rejected}
+        if (
+            self._handed is None
+            or self._handed[0].term != message.term
+            or accounted != {entry.group_id for entry in self._table.batched()}
+        ):
             self.log.warning("step_fenced", term=message.term, step=message.step)
             return
         request, _ = self._handed

@@ -88,6 +88,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._engines: dict[str, RoleInfo] = {}
         self._offers: set[RoleInfo] = set()  # engines that failed, to be offered weights again
         self._batch: asyncio.Future[BatchReady | None] | None = None
+        self._taken: tuple[tuple[int, int], ...] = ()  # (group, attempt) of the last batch
         self._publisher = Publisher(
             sender=sender,
             directory=system,
@@ -204,6 +205,7 @@ class TrainerActor(RoleActor[_Inbox]):
         if ready is None:
             return
         times.mark("wait_s")
+        self._taken = tuple((group.group_id, group.attempt) for group in ready.batch.groups)
         position = self._publisher.position
         # judged again, against the weights that take the step: until then nothing changes them
         fresh, stale = self._split_stale(ready.batch.groups, position)
@@ -249,8 +251,6 @@ class TrainerActor(RoleActor[_Inbox]):
     async def _next_batch(self) -> BatchReady | None:
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
         self._batch = asyncio.get_running_loop().create_future()
-        if self._stop_reason is not None:
-            return None
         self._request_batch()
         what = f"the batch of step {self._step + 1}"
         return await self.wait_for(self._batch, on=BUFFER, what=what, within_s=self._patience_s)
@@ -352,9 +352,13 @@ class TrainerActor(RoleActor[_Inbox]):
         return evaluation
 
     def _batch_ready(self, message: BatchReady) -> None:
-        """End the wait for a batch, if it is the batch of the step in hand and not an older one."""
+        """End the wait for a batch, if it is the batch of the step in hand and not an older one.
+
+        A step that was not finite is taken again under its number: then the groups tell.
+        """
         due = (self._publisher.term, self._step + 1)
-        if (message.term, message.batch.step) == due:
+        attempts = tuple((group.group_id, group.attempt) for group in message.batch.groups)
+        if (message.term, message.batch.step) == due and attempts != self._taken:
             self._end_wait(message)
         else:
             self.log.warning("batch_not_due", term=message.term, step=message.batch.step, due=due)
