@@ -162,7 +162,7 @@ class GroupFailed(Message, frozen=True):
     group_id: int
     attempt: int
     reason: str
-    """one word: "generation" | "reward" | "prompt" | "abort" """
+    """one word: "generation" | "reward" | "prompt" | "timeout" """
     detail: str
     stats: RolloutStats
 

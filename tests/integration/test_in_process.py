@@ -68,6 +68,14 @@ def test_a_reward_that_no_other_process_can_import_is_refused(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+def test_waiting_for_a_run_that_was_not_started_is_refused(tmp_path: Path) -> None:
+    run = Run(small_config(), directory=tmp_path / "run")
+    with pytest.raises(RuntimeError, match="not started"):
+        run.wait()
+    with pytest.raises(RuntimeError, match="not started"):
+        iter(run)
+
+
 def test_a_run_is_never_written_over(tmp_path: Path) -> None:
     Run(small_config(), directory=tmp_path / "run")
     with pytest.raises(ConfigError, match="exists already"):

@@ -40,9 +40,9 @@ class GroupFailure(Message, frozen=True):
     detail: str
 
 
-def sample_seed(run_seed: int, group_id: int, attempt: int, sample: int) -> int:
+def sample_seed(run_seed: int, group: int | str, attempt: int, sample: int) -> int:
     """Return the seed of one sample: another one for each run, group, attempt and sample."""
-    text = f"{run_seed}/{group_id}/{attempt}/{sample}".encode()
+    text = f"{run_seed}/{group}/{attempt}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
@@ -76,7 +76,8 @@ class Generator(NamedTuple):
             GenerationFailed, RewardFailed: if there is no result for this prompt.
             VersionError: if a token came from another version.
         """
-        seeds = [sample_seed(self.config.seed, -1, 0, sample) for sample in range(request.samples)]
+        group = f"eval/{prompt.prompt_id}"  # the same draws for every version
+        seeds = [sample_seed(self.config.seed, group, 0, i) for i in range(request.samples)]
         completions = await self._complete(prompt, seeds, request.temperature)
         _check_pinned(completions, request.version)
         rewards = await self._score(prompt, completions)

@@ -91,7 +91,9 @@ class Run:
             TimeoutError: if it has not ended within `timeout` seconds; it goes on.
             RunFailed: if the run failed; the text is the first cause.
             UserError: if a role found something that only the user can mend.
+            RuntimeError: if it was not started.
         """
+        self._check_started()
         if not self._ended.wait(timeout):
             msg = f"the run has not ended within {timeout} s"
             raise TimeoutError(msg)
@@ -110,7 +112,12 @@ class Run:
                     self._loop.call_soon_threadsafe(event.set)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of each step, from the first, as they come; ends with the run."""
+        """Yield the metrics of each step, from the first, as they come; ends with the run.
+
+        Raises:
+            RuntimeError: if it was not started.
+        """
+        self._check_started()
         return follow_metrics(self.directory.metrics, until=self._ended.is_set)
 
     def __enter__(self) -> Self:
@@ -124,6 +131,11 @@ class Run:
     ) -> None:
         self.stop(now=exception is not None)
         self._ended.wait()
+
+    def _check_started(self) -> None:
+        if self._thread.ident is None:
+            msg = "the run was not started: call start() first, or use it in a with statement"
+            raise RuntimeError(msg)
 
     # --- as a coroutine, for a caller with a loop of its own
 
