@@ -134,6 +134,22 @@ def test_a_lost_transfer_burns_or_quarantines_and_the_next_one_works() -> None:
     world.trained_tokens_are_those_of_their_versions()
 
 
+def test_a_last_version_that_is_lost_is_offered_again_before_the_end() -> None:
+    async def meanwhile(world: World) -> None:
+        while (steps := len(world.output.lines)) < 6:
+            if steps == 5:  # its transfer has ended; the one of step 6, the last, is lost
+                world.wire.lose |= {"rollout-0", "rollout-1"}
+            await asyncio.sleep(0.1)
+
+    world, _ = simulate(6, num_steps=6, meanwhile=meanwhile)
+    (summary,) = world.output.summaries
+    versions = world.store.records()
+    assert versions[-1].state == "live"
+    assert versions[-2].state == "burnt"
+    assert versions[-1].step == versions[-2].step == 6
+    assert summary["eval_after"]["version"] == versions[-1].version
+
+
 def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run() -> None:
     async def spoil(world: World) -> None:
         world.backend._bad_gradients = frozenset({3, 7})

@@ -158,7 +158,7 @@ class TrainerActor(RoleActor[_Inbox]):
         before = await self._evaluate()
         while self._step < self._config.trainer.num_steps and self._stop_reason is None:
             await self._take_step()
-        await self._transferred()
+        await self._until_live("an engine to hold the last version")
         after = await self._evaluate()
         await self._output.model(self._backend)
         status = "finished" if self._stop_reason is None else "stopped"
@@ -185,12 +185,10 @@ class TrainerActor(RoleActor[_Inbox]):
         async with self._publisher.weights:
             await self._publisher.reserve(self._step)
         self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
-        await self.wait_for(
-            self._live(),
-            on="rollout",
-            what="an engine to hold the first version",
-            within_s=self._patience_s,
-        )
+        await self._until_live("an engine to hold the first version")
+
+    async def _until_live(self, what: str) -> None:
+        await self.wait_for(self._live(), on="rollout", what=what, within_s=self._patience_s)
 
     async def _live(self) -> None:
         await self._transferred()
