@@ -1,3 +1,4 @@
+# ruff: noqa: T201 - a command prints
 """`python -m tests.simulation SEED` replays a world; `--worlds N [--from SEED]` runs many."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Plan:
         if bad >= self.config.trainer.max_bad_steps:
             texts.append("steps in a row were not finite")
         if self.config.rollout.group_size == 1 and self.config.buffer.drop_zero_spread:
-            texts.append("for the batch of step")
+            texts.append("waited 50.0 s")
         return tuple(texts)
 
 
@@ -133,7 +133,7 @@ def _fault(rng: random.Random, names: list[str], horizon: float) -> f.Fault:
         lambda: f.Sabotage(
             at, rng.choice(["reward", "generation", "hang"]), rng.choice([0.2, 0.7, 1.0]), for_s
         ),
-        lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 2, 4])),
+        lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 1, 2, 2, 4])),
         lambda: f.Duplicate(at, rng.choice([0.05, 0.5]), for_s),
         lambda: f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),
     ]

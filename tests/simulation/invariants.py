@@ -9,24 +9,36 @@ is computed from the table of versions, places from the ledger, tokens from the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.simulation.draw import Plan
-from tests.simulation.world import World
 
 from ratchet.actors.role import BUFFER, REGISTRY
 from ratchet.messages import (
+    BatchReady,
     ClaimPrompts,
     GroupFailed,
     GroupFinished,
     Message,
+    PromptsClaimed,
+    RequestBatch,
     VersionUpdated,
 )
 from ratchet.types import VersionRecord
 
+if TYPE_CHECKING:
+    from tests.simulation.draw import Plan
+    from tests.simulation.world import World
+
 _JUDGED_S = 40.0
 """A finish waits for nothing but the registry's word on a version."""
+
+_FENCED = ("fenced by term", "not the newest", "refuses term", "waited", "taken over")
+"""How an older trainer may end: told so, or not heard any more."""
+
+_MISS_A_VERSION = {"Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
 
 _OPEN = "SELECT count(*) FROM groups WHERE state IN ('claimed', 'finished')"
 
@@ -43,8 +55,11 @@ class Watch:
         self._capacity = (
             config.buffer.batch_groups if config.trainer.synchronous else config.buffer.capacity
         )
-        self._heard: dict[str, tuple[int, int]] = {}
+        self._heard: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._held: dict[tuple[str, str], int] = {}
+        self._num_stamped: Counter[tuple[str, str]] = Counter()
+        self._held_versions: set[int] = set()
+        self._requested: dict[int, float] = {}
         self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
         self._credit: dict[tuple[str, str], int] = {}
         world.network.observers.append(self.observe)
@@ -61,6 +76,14 @@ class Watch:
             case ClaimPrompts():
                 key = message.worker, message.incarnation
                 self._credit[key] = max(self._credit.get(key, 0), message.credit)
+                self._engines_only_forward()
+                self._expect(key in self._held, "I4", f"{key} asks for prompts before weights")
+            case PromptsClaimed():
+                self._note_claims(message)
+            case RequestBatch():
+                self._requested.setdefault(message.term, asyncio.get_running_loop().time())
+            case BatchReady():
+                self._not_for_older(message.term)
             case _:
                 pass
         if receiver == BUFFER:
@@ -76,16 +99,14 @@ class Watch:
             self.broken.set()
 
     def _only_forward(self, receiver: str, record: VersionRecord) -> None:
-        last = self._heard.get(receiver, (0, -1))
+        heard = self._heard[receiver]
+        last = heard[-1] if heard else (0, -1)
         new = record.term, record.version
-        duplicates = self._world.network.duplicates["VersionUpdated"]
+        again = new in heard and self._world.network.duplicates["VersionUpdated"] > 0
         forward = new[0] >= last[0] and new[1] > last[1]
-        self._expect(
-            forward or (new == last and duplicates > 0),
-            "I1",
-            f"{receiver} heard {last}, then {new}",
-        )
-        self._heard[receiver] = new
+        self._expect(forward or again, "I1", f"{receiver} heard {last}, then {new}")
+        if forward:
+            heard.append(new)
 
     def _note_end(self, message: GroupFinished | GroupFailed) -> None:
         group = (
@@ -97,6 +118,25 @@ class Watch:
         if isinstance(message, GroupFinished):
             asyncio.get_running_loop().call_later(_JUDGED_S, self._is_judged, *group)
 
+    def _not_for_older(self, term: int) -> None:
+        """A batch may have been on its way when a newer trainer asked, and no longer than that."""
+        slack = 20.0 if self._plan.delays.tail_share else 1.0
+        since = asyncio.get_running_loop().time() - slack
+        newer = [each for each, at in self._requested.items() if each > term and at < since]
+        self._expect(not newer, "I1", f"term {term} is served after {newer}")
+
+    def _note_claims(self, message: PromptsClaimed) -> None:
+        for assignment in message.assignments:
+            asyncio.get_running_loop().call_later(
+                assignment.lease_s + 1.0, self._lease_ended, assignment.group_id, assignment.attempt
+            )
+
+    def _lease_ended(self, group_id: int, attempt: int) -> None:
+        row = self._world.ledger.group(group_id)
+        held = row is not None and (row.state, row.attempt) == ("claimed", attempt)
+        gone = self._world.ends[BUFFER].event.is_set()
+        self._expect(gone or not held, "I6", f"group {group_id} is held past its lease")
+
     def _is_judged(self, group_id: int, attempt: int) -> None:
         row = self._world.ledger.group(group_id)
         waits = row is not None and (row.state, row.attempt) == ("claimed", attempt)
@@ -105,18 +145,17 @@ class Watch:
 
     def _engines_only_forward(self) -> None:
         for worker in self._world.workers.values():
-            version = worker.engine.version
-            if version is None:
-                continue
             key = worker.name, worker.incarnation
-            last = self._held.get(key, -1)
-            if version == last:
-                continue
-            self._expect(version > last, "I1", f"{key} went from version {last} to {version}")
-            sent = self._world.wire.sent.get(version)
-            same = sent is not None and np.array_equal(sent, worker.engine.weights)
-            self._expect(same, "I4", f"{key} is stamped {version} and holds other weights")
-            self._held[key] = version
+            stamped = worker.engine.stamped
+            for version, weights in stamped[self._num_stamped[key] :]:
+                last = self._held.get(key, -1)
+                self._expect(version >= last, "I1", f"{key} went from version {last} to {version}")
+                sent = self._world.wire.sent.get(version)
+                same = sent is not None and np.array_equal(sent, weights)
+                self._expect(same, "I4", f"{key} is stamped {version} and holds other weights")
+                self._held[key] = version
+                self._held_versions.add(version)
+            self._num_stamped[key] = len(stamped)
 
     def _waits_end(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -128,6 +167,7 @@ class Watch:
 
     def finish(self) -> None:
         """Check what can only be said of a whole run."""
+        self._engines_only_forward()
         for check in (
             self._run_ended_well,
             self._nothing_crashed,
@@ -160,11 +200,8 @@ class Watch:
             steps = summaries[-1]["steps"]
             self._expect(steps == plan.config.trainer.num_steps, "I7", f"{steps} steps")
         for trainer in world.trainers:
-            if trainer is world.leader:
-                continue
-            for summary in trainer.output.summaries:
-                fenced = "fenced" in str(summary["reason"]) or "newest" in str(summary["reason"])
-                fenced = fenced or "waited" in str(summary["reason"])
+            for summary in trainer.output.summaries if trainer is not world.leader else ():
+                fenced = any(word in str(summary["reason"]) for word in _FENCED)
                 fine = fenced or summary["status"] in {"finished", "stopped"}
                 fine = fine or any(text in str(summary["reason"]) for text in plan.may_fail)
                 self._expect(fine, "I7", f"an old trainer: {summary}")
@@ -183,13 +220,15 @@ class Watch:
 
     def _staleness(self) -> None:
         records = {record.version: record for record in self._world.store.records()}
-        accepted = [row for row in self._world.ledger.groups("trained")]
+        accepted = list(self._world.ledger.groups("trained"))
         groups = {
             (group.group_id, ready.batch.step): group
             for ready in self._world.batches
             for group in ready.batch.groups
         }
         bound = self._plan.config.buffer.max_staleness
+        # who missed a version goes on with the one before, also in the synchronous baseline
+        missed = any(fault.kind in _MISS_A_VERSION for fault in self._plan.faults)
         for row in accepted:
             group = groups[row.group_id, row.trained_step or 0]
             assert row.trained_version is not None
@@ -202,7 +241,7 @@ class Watch:
                         f"group {row.group_id} with tokens of {span.version} was trained by"
                         f" {row.trained_version}: {stale} steps apart, at most {bound} allowed",
                     )
-                    if self._plan.config.trainer.synchronous:
+                    if self._plan.config.trainer.synchronous and not missed:
                         self._expect(stale == 0, "I2", f"synchronous, and {stale} steps stale")
             step = records[row.trained_version].step + 1
             self._expect(step == row.trained_step, "I2", f"step {row.trained_step}, not {step}")
@@ -217,6 +256,15 @@ class Watch:
             events = [event.event for event in ledger.events(row.group_id)]
             self._expect(events.count("trained") <= 1, "I3", f"{row.group_id}: {events}")
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
+        budget = self._plan.config.buffer
+        retries = budget.max_retries if budget.unused == "retry" else 0
+        taken_over = any(fault.kind == "TakeOver" for fault in self._plan.faults)
+        for row in rows:
+            most = retries + budget.max_reissues
+            self._expect(row.attempt <= most, "I3", f"{row.group_id}: attempt {row.attempt}")
+            events = [(event.event, event.detail) for event in ledger.events(row.group_id)]
+            torn = any(a[0] == "batched" and b[1] == "stale" for a, b in itertools.pairwise(events))
+            self._expect(taken_over or not torn, "I2", f"the verdicts on {row.group_id} differ")
         handed = {(g.group_id, g.attempt) for r in self._world.batches for g in r.batch.groups}
         table = self._world.buffer._table
         states = ledger.counts()
@@ -275,6 +323,8 @@ class Watch:
             if weights is None:
                 self._expect(record.state != "live", "I4", f"{record} is live and was never sent")
                 continue
+            held = record.version in self._held_versions
+            self._expect(record.state != "live" or held, "I4", f"no engine ever held {record}")
             self._expect(bool(np.isfinite(weights).all()), "I8", f"{record.version} is not finite")
             self._expect(
                 int(weights[0]) == record.step,
@@ -325,4 +375,4 @@ _NEXT = {
 def _is_a_life(events: list[str]) -> bool:
     if not events or events[0] != "issued":
         return False
-    return all(b in _NEXT[a] for a, b in zip(events, events[1:], strict=False))
+    return all(b in _NEXT[a] for a, b in itertools.pairwise(events))

@@ -150,7 +150,7 @@ class Network:
         loop.call_at(at, lambda: action() if self._lives[link] == life else lost())
 
     def send(self, sender: str, receiver: str, message: Message) -> None:
-        """Tell; sometimes twice."""
+        """Tell; sometimes twice, in order, so that a slow link can keep the second one back."""
         self.later(sender, receiver, lambda: self._deliver(sender, receiver, message))
         if self._rng.random() < self.duplicate_share:
             self.duplicates[type(message).__name__] += 1

@@ -11,14 +11,16 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.simulation.draw import Plan
 from tests.simulation.invariants import Watch
 from tests.simulation.loop import Deadlock, run_virtual
 from tests.simulation.world import World
 
 from ratchet.actors.role import BUFFER, REGISTRY
+
+if TYPE_CHECKING:
+    from tests.simulation.draw import Plan
 
 LIMIT_S = 1e6
 

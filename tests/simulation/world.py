@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.helpers.actors import RecordingLog, make_system
 from tests.simulation.network import Network
-from tests.simulation.weights import FakeReceiver, FakeSender, Wire
+from tests.simulation.weights import FakeReceiver, FakeSender, Weights, Wire
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
@@ -68,8 +68,13 @@ class RecordingBackend(FakeBackend):
         return report
 
 
+def reward(text: str) -> float:
+    """A reward that depends on the tokens."""
+    return sum(map(ord, text)) % 7 / 6
+
+
 class Scorer:
-    """A reward that depends on the tokens; it fails while `broken()` says so."""
+    """Scores by `reward`; it fails while `broken()` says so."""
 
     def __init__(self, broken: Callable[[], bool] = lambda: False) -> None:
         self._broken = broken
@@ -77,7 +82,7 @@ class Scorer:
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
         if self._broken():
             raise RewardFailed(f"no reward for {prompt.prompt_id}")
-        return [sum(map(ord, text)) % 7 / 6 for text in completions]
+        return list(map(reward, completions))
 
 
 class ProcessEnd:
@@ -115,6 +120,18 @@ class SeenTrainer(TrainerActor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         SeenTrainer.last = self
+
+
+class SeenEngine(FakeEngine):
+    """Remembers each version that it was stamped with, and the weights that it held then."""
+
+    def __init__(self, **script: Any) -> None:
+        super().__init__(**script)
+        self.stamped: list[tuple[int, Weights]] = []
+
+    async def stamp(self, version: int) -> None:
+        await super().stamp(version)
+        self.stamped.append((version, self.weights))
 
 
 @dataclass
@@ -160,7 +177,7 @@ class Worker:
     name: str
     incarnation: str
     system: System
-    engine: FakeEngine
+    engine: SeenEngine
     end: ProcessEnd
 
 
@@ -192,6 +209,7 @@ class World:
         self.ends: dict[str, ProcessEnd] = {}
         self.batches: list[BatchReady] = []
         self.buffer: BufferActor
+        self._supervisors: list[asyncio.Task[None]] = []
         self._seed = seed
         self._delays = random.Random(seed + 1)
         self._ids = itertools.count()
@@ -245,7 +263,7 @@ class World:
         if self.network.system(name) is not None:
             return
         system, role = self._process(name), self._role("rollout", name)
-        engine = FakeEngine(delay_s=self._delay)
+        engine = SeenEngine(delay_s=self._delay)
         ref = RolloutActor.start(
             system,
             role,
@@ -257,7 +275,7 @@ class World:
         )
         end = self._watch(ref, name, system)
         worker = self.workers[name] = Worker(name, role.incarnation, system, engine, end)
-        asyncio.ensure_future(self._supervise(worker))
+        self._supervisors.append(asyncio.ensure_future(self._supervise(worker)))
 
     async def _supervise(self, worker: Worker) -> None:
         """Start a worker again that ended on its own; killed ones are somebody else's."""
@@ -269,9 +287,11 @@ class World:
 
     @property
     def leader(self) -> Trainer:
-        """The trainer with the highest term that was not killed; the newest if none has one yet."""
-        candidates = [trainer for trainer in reversed(self.trainers) if not trainer.killed]
-        return max(candidates, key=lambda trainer: trainer.actor._publisher.term)
+        """The trainer with the highest term of those since the last kill that are not fenced."""
+        killed = [index for index, trainer in enumerate(self.trainers) if trainer.killed]
+        candidates = self.trainers[killed[-1] + 1 if killed else 0 :][::-1]
+        fit = [trainer for trainer in candidates if "StaleTerm" not in trainer.end.reason]
+        return max(fit or candidates, key=lambda trainer: trainer.actor._publisher.term)
 
     @property
     def trainer(self) -> LocalRef:
@@ -304,7 +324,10 @@ class World:
     def check_group(self, group: RolloutGroup) -> int:
         """Compute every token of a group again; return how many there are."""
         count = 0
+        assert len({rollout.seed for rollout in group.rollouts}) == len(group.rollouts), group
         for rollout in group.rollouts:
+            text = bytes(rollout.completion_ids.numpy().tolist()).decode("latin-1")
+            assert rollout.reward == reward(text), (group.group_id, rollout.reward)
             prompt = rollout.prompt_ids.numpy().tolist()
             tokens = rollout.completion_ids.numpy().tolist()
             for span in rollout.spans:

@@ -1,0 +1,21 @@
+"""Each fault put back is caught by its world, which is fine without it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.draw import draw
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.simulate import run
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a world that breaks leaves work undone
+@pytest.mark.parametrize("name", MUTANTS)
+def test_it_is_caught(name: str) -> None:
+    with planted(name):
+        outcome = run(draw(MUTANTS[name].seed))
+    assert outcome.problems, f"{name} survives: {MUTANTS[name].line}"
+
+
+@pytest.mark.parametrize("seed", sorted({mutant.seed for mutant in MUTANTS.values()}))
+def test_the_world_is_fine_without_it(seed: int) -> None:
+    assert not run(draw(seed)).problems
