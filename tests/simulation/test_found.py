@@ -53,3 +53,9 @@ def test_a_batch_whose_step_was_not_finite_is_not_trained_when_it_comes_again(at
         f.Duplicate(at, 0.7, 300.0),
         delays=Delays(step_s=0.1, tail_share=0.5, tail_s=2.0),
     )
+
+
+def test_a_request_asks_for_every_burnt_ancestor_of_its_version() -> None:
+    # it asked for one; with the queue full of older groups no finish came that would ask on
+    lose = [f.LoseTransfer(at, ("rollout-0",)) for at in (60.1, 61.0, 62.0, 63.0)]
+    live(f.TakeOver(60.0, "dead"), *lose, buffer={"max_staleness": 10})

@@ -15,6 +15,7 @@ FRESH_S = 6.0
 ONCE_BROKEN = {
     18: "a take-over began a tree of its own, and the buffer died",
     56: "an old trainer that was handed tokens of the new one ended with '1'",
+    40037: "a request asked for one of two burnt ancestors, and nobody for the other",
     1016: "a take-over left the synchronous buffer without room",
 }
 

@@ -318,7 +318,10 @@ class BufferActor(RoleActor[_Inbox]):
 
     def _serve(self) -> None:
         request = self._request
-        if request is None or self._known.lineage.unknown((request.version,)):
+        if request is None:
+            return
+        if unknown := self._known.lineage.unknown((request.version,)):
+            self._ask_for(unknown)  # one ancestor after the other: burnt ones are not announced
             return
         if self._table.num_queued < self._config.batch_groups:
             return
