@@ -38,7 +38,7 @@ _JUDGED_S = 40.0
 _FENCED = ("fenced by term", "not the newest", "refuses term", "waited", "taken over")
 """How an older trainer may end: told so, or not heard any more."""
 
-_MISS_A_VERSION = {"Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
+_MISS_A_VERSION = {"TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
 
 _OPEN = "SELECT count(*) FROM groups WHERE state IN ('claimed', 'finished')"
 
