@@ -212,6 +212,10 @@ class BufferStats(msgspec.Struct, frozen=True):
     leases_expired: int
     """Window: leases that ended before a finish."""
     workers: tuple[RolloutStats, ...]
+    finished_groups: int = 0
+    """Window: groups that were generated and scored, filtered ones included."""
+    finished_reward_mean: float | None = None
+    """Window: mean reward of those, which no filter has touched; None if there were none."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):

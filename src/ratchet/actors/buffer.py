@@ -18,6 +18,7 @@ The synchronous baseline is the same loop with one batch of room, freed only by 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Final, assert_never
 
@@ -365,4 +366,8 @@ class BufferActor(RoleActor[_Inbox]):
             retried=window.retried,
             leases_expired=window.reissued.total(),
             workers=tuple(self._workers.values()),
+            finished_groups=len(window.finished_rewards),
+            finished_reward_mean=statistics.fmean(window.finished_rewards)
+            if window.finished_rewards
+            else None,
         )

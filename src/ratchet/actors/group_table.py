@@ -42,6 +42,8 @@ class Window:
 
     dropped: Counter[str] = field(default_factory=Counter)
     retried: int = 0
+    finished_rewards: list[float] = field(default_factory=list)
+    """mean reward of each finished group"""
     reissued: Counter[str] = field(default_factory=Counter)
 
 
@@ -133,13 +135,15 @@ class GroupTable:
         del self._in_flight[entry.group_id]
         entry.group, entry.versions = group, versions
         self._queued[entry.group_id] = entry
+        reward_mean = statistics.fmean(group.rewards)
+        self._window.finished_rewards.append(reward_mean)
         self.dirty = True
         self._ledger.finish(
             entry.group_id,
             entry.attempt,
             min_version=versions[0],
             max_version=versions[-1],
-            reward_mean=statistics.fmean(group.rewards),
+            reward_mean=reward_mean,
             reward_std=statistics.pstdev(group.rewards),
             num_tokens=group.num_tokens,
             num_rollouts=len(group.rollouts),

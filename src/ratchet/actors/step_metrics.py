@@ -86,6 +86,8 @@ class StepMetrics:
             "applied": applied,
             "reward_mean": statistics.fmean(rewards),
             "reward_std": statistics.pstdev(rewards),
+            "finished_reward_mean": stats.finished_reward_mean,
+            "finished_groups": stats.finished_groups,
             "staleness_mean": statistics.fmean(stats.staleness),
             "staleness_max": max(stats.staleness),
             "staleness_histogram": {str(k): n for k, n in sorted(Counter(stats.staleness).items())},

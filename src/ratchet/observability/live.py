@@ -110,7 +110,7 @@ class PlainView:
         """Print it."""
         m = _Numbers(metrics)
         text = (
-            f"step {m.count('step')}{self._of}  reward {m.real('reward_mean')}"
+            f"step {m.count('step')}{self._of}  reward {_rewards(metrics)}"
             f"  staleness {m.real('staleness_mean', 1)} (max {m.count('staleness_max')})"
             f"  queue {m.count('queue_groups')}  {m.count('tokens_per_s')} tokens/s"
             f"  version {m.count('version')}  idle: trainer {m.idle('trainer_busy_share')},"
@@ -205,7 +205,7 @@ class PanelView:
         m = _Numbers(self._last)
         dropped = ", ".join(f"{printable(why)} {n}" for why, n in sorted(self._dropped.items()))
         rows = (
-            ("reward", f"{m.real('reward_mean')}  {sparkline(self._rewards, self._blocks)}"),
+            ("reward", f"{_rewards(self._last)}  {sparkline(self._rewards, self._blocks)}"),
             ("staleness", f"mean {m.real('staleness_mean', 2)}, max {m.count('staleness_max')}"),
             ("queue", f"{m.count('queue_groups')}, in flight {m.count('in_flight_groups')}"),
             ("tokens/s", m.count("tokens_per_s")),
@@ -225,6 +225,13 @@ class PanelView:
         for name, value in rows:
             table.add_row(Text(name, style="dim"), Text(value))
         return table
+
+
+def _rewards(metrics: Mapping[str, Any]) -> str:
+    """Mean reward of what is trained, and of all that finished where drops make them differ."""
+    m = _Numbers(metrics)
+    everything = f" (all {m.real('finished_reward_mean')})" if metrics.get("dropped") else ""
+    return m.real("reward_mean") + everything
 
 
 def sparkline(values: deque[float] | list[float], blocks: str = _BLOCKS) -> str:

@@ -59,6 +59,9 @@ class RunReport(msgspec.Struct, frozen=True):
     """steps at each end over which rewards are averaged: a tenth of all, at most 20"""
     reward_first: float | None
     reward_last: float | None
+    finished_reward_first: float | None
+    """of all groups that finished, those dropped by a filter included"""
+    finished_reward_last: float | None
     versions: dict[str, int]
     """by state"""
     groups: dict[str, int]
@@ -101,6 +104,8 @@ def make_report(directory: Path) -> RunReport:
         edge_steps=edge,
         reward_first=_mean(steps[:edge], "reward_mean"),
         reward_last=_mean(steps[-edge:], "reward_mean"),
+        finished_reward_first=_mean(steps[:edge], "finished_reward_mean"),
+        finished_reward_last=_mean(steps[-edge:], "finished_reward_mean"),
         versions=versions,
         groups=groups,
         dropped=dropped,
@@ -143,6 +148,12 @@ def _rows(report: RunReport) -> Iterable[tuple[str, str]]:
         f"{_text(report.reward_first)} -> {_text(report.reward_last)}"
         f" (means of the first and last {report.edge_steps} steps)",
     )
+    if report.dropped:
+        yield (
+            "all groups",
+            f"{_text(report.finished_reward_first)} -> {_text(report.finished_reward_last)}"
+            " (rewards of the dropped ones included)",
+        )
     yield "held out", f"{_accuracy(summary.eval_before)} -> {_accuracy(summary.eval_after)}"
     yield "versions", _counts(report.versions)
     yield "groups", _counts(report.groups)

@@ -447,3 +447,16 @@ def test_conservation_holds_in_the_ledger() -> None:
         assert counts["dropped"] == 1
 
     scenario(body)
+
+
+def test_the_reward_of_all_finished_groups_is_told_beside_that_of_the_batch() -> None:
+    async def body(world: World) -> None:
+        a, b, c, _ = await world.claim(4)
+        await world.finish(a, rewards=(1.0, 1.0))  # filtered
+        await world.finish(b, rewards=(0.0, 1.0))
+        await world.finish(c, rewards=(0.0, 1.0))
+        await world.request()
+        stats = world.batches[0].stats
+        assert (stats.finished_groups, stats.finished_reward_mean) == (3, pytest.approx(2 / 3))
+
+    scenario(body, buffer={"drop_zero_spread": True})

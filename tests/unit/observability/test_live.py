@@ -17,6 +17,7 @@ STEP: dict[str, Any] = {
     "time_s": 12.0,
     "applied": True,
     "reward_mean": 0.25,
+    "finished_reward_mean": 0.75,
     "staleness_mean": 1.25,
     "staleness_max": 2,
     "queue_groups": 4,
@@ -59,7 +60,7 @@ def test_plain_is_one_line_a_step_and_errors_apart() -> None:
     view.draw()
     view.close()
     assert text(out).splitlines() == [
-        "step 3/300  reward 0.250  staleness 1.2 (max 2)  queue 4  812 tokens/s  version 5"
+        "step 3/300  reward 0.250 (all 0.750)  staleness 1.2 (max 2)  queue 4  812 tokens/s  version 5"
         "  idle: trainer 25%, engines 10%",
         "step 4/300  reward -  staleness - (max -)  queue -  - tokens/s  version -"
         "  idle: trainer -, engines -  SKIPPED",
@@ -83,7 +84,7 @@ def test_the_panel_shows_the_run() -> None:
     for expected in (
         "ratchet: sums",
         "step 3/300",
-        "0.250  ▁█▅",
+        "0.250 (all 0.750)  ▁█▅",
         "mean 1.25, max 2",
         "4, in flight 6",
         "812",

@@ -74,7 +74,11 @@ class RolloutEngine(WeightSink, Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn completion ids into text without special tokens, for scoring only."""
+        """Turn completion ids into text, for scoring only.
+
+        Of special tokens only an end of sequence at the end is left out: whatever else the policy
+        samples, the reward must see.
+        """
         ...
 
     def stats(self) -> EngineStats:

@@ -54,6 +54,7 @@ class _Parts(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     weights: EngineWeights
     batch: Batch
+    end_ids: frozenset[int]
     vocabulary: int
     context: int | None
 
@@ -127,8 +128,12 @@ class TorchEngine:
         return encode_prompt(self._loaded.tokenizer, text, chat_template=self._chat_template)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn ids into text, without special tokens."""
-        return str(self._loaded.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """Turn ids into text, without the end of sequence."""
+        parts = self._loaded
+        ids = list(token_ids)
+        if ids and ids[-1] in parts.end_ids:
+            ids.pop()
+        return str(parts.tokenizer.decode(ids))
 
     def stats(self) -> EngineStats:
         """Return the running totals."""
@@ -229,11 +234,13 @@ class TorchEngine:
         tokenizer = load_tokenizer(self._model_dir)
         model = load_model(self._model_dir, self._dtype).to(self._device)
         check_generation(model, str(self._model_dir))
+        end_ids = eos_token_ids(model, tokenizer)
         self._parts = _Parts(
             model=model,
             tokenizer=tokenizer,
             weights=EngineWeights(model),
-            batch=Batch(model, eos_token_ids(model, tokenizer), self._max_batch_size),
+            batch=Batch(model, end_ids, self._max_batch_size),
+            end_ids=end_ids,
             vocabulary=model.get_input_embeddings().num_embeddings,
             context=getattr(model.config, "max_position_embeddings", None),
         )

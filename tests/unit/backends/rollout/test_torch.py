@@ -259,11 +259,16 @@ def test_a_chat_template_wraps_the_prompt(directory: Path, tmp_path: Path) -> No
     run(scenario())
 
 
-def test_decode_leaves_special_tokens_out(directory: Path) -> None:
+def test_decode_leaves_out_the_end_and_hides_nothing_else(directory: Path) -> None:
     async def scenario() -> None:
         engine = TorchEngine(directory)
         await engine.start()
-        assert engine.decode([*engine.encode("12"), 1, 0]) == "12"
+        one, two = engine.encode("12")
+        assert engine.decode([one, two, 1]) == "12"
+        assert engine.decode([one, two]) == "12"
+        # a policy must not be paid for "12" when it said something else in between
+        assert engine.decode([one, 0, two, 1]) == "1<pad>2"
+        assert engine.decode([one, 2, two, 1, 1]) == "1<unk>2<eos>"
         await engine.close()
 
     run(scenario())
