@@ -60,7 +60,8 @@ def test_plain_is_one_line_a_step_and_errors_apart() -> None:
     view.draw()
     view.close()
     assert text(out).splitlines() == [
-        "step 3/300  reward 0.250 (all 0.750)  staleness 1.2 (max 2)  queue 4  812 tokens/s  version 5"
+        "step 3/300  reward 0.250 (all 0.750)  staleness 1.2 (max 2)  queue 4  812 tokens/s"
+        "  version 5"
         "  idle: trainer 25%, engines 10%",
         "step 4/300  reward -  staleness - (max -)  queue -  - tokens/s  version -"
         "  idle: trainer -, engines -  SKIPPED",
