@@ -224,6 +224,11 @@ class Publisher:
             self._log.warning("transfer_failed", version=version, detail=str(error))
             for name in loads:  # the survivors would wait for their whole timeout
                 self._directory.ref(name).tell(AbortLoad(self.term, version, str(error)))
+        except BaseException:  # the trainer's own weights could not be read, or it is stopped
+            for load in loads.values():
+                load.cancel()
+            await asyncio.gather(*loads.values(), return_exceptions=True)
+            raise
         outcomes = await asyncio.gather(*loads.values(), return_exceptions=True)
         replies = {
             name: self._checked(name, version, outcome, sent)

@@ -426,3 +426,22 @@ def test_an_engine_that_will_not_join_ends_the_transfer_at_once(refusal: Ratchet
         assert str(refusal) in abort.reason
 
     run_virtual(main())
+
+
+def test_an_error_of_the_trainers_own_leaves_no_ask_behind() -> None:
+    async def main() -> None:
+        world = World()
+
+        async def unreadable(manifest: WeightManifest) -> SendReport:
+            await asyncio.sleep(1)
+            raise RuntimeError("cannot read the weights")
+
+        world.sender.send = unreadable
+        async with world.publisher.weights:
+            await world.publisher.reserve(0)
+        before = asyncio.all_tasks()
+        with pytest.raises(RuntimeError, match="cannot read"):
+            await world.publisher.transfer()
+        assert asyncio.all_tasks() == before
+
+    run_virtual(main())
