@@ -12,8 +12,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.simulation.network import DEAD_S
-
 from ratchet.actors.role import TRAINER
 from ratchet.messages import Message, StopTraining
 
@@ -78,7 +76,11 @@ class Kill(Fault):
 
 @dataclass(frozen=True)
 class Silence(Fault):
-    """A worker's links go silent, one way or both, and heal; after `DEAD_S` too late for it."""
+    """A worker's links go silent, one way or both, and heal.
+
+    After `DEAD_S` the others have given it up; it hears that it lost the registry, ends, and is
+    started again.
+    """
 
     name: str
     for_s: float
@@ -88,15 +90,6 @@ class Silence(Fault):
         world.network.silence(
             self.name, self.for_s, inward=self.ways != "out", outward=self.ways != "in"
         )
-        if self.for_s > DEAD_S:
-            # the others have given it up, and it does not know: only a restart brings it back
-            _go(self._restart(world))
-
-    async def _restart(self, world: World) -> None:
-        await asyncio.sleep(self.for_s + 1.0)
-        world.network.kill(self.name)
-        await asyncio.sleep(1.0)
-        world.start_rollout(self.name)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _JUDGED_S = 40.0
 """A finish waits for nothing but the registry's word on a version."""
 
+_OUTSIDE = ("AskTimeout", "ActorDead", "given up", "lost the registry")
+"""Why a worker may end on its own: the world has cut it off."""
+
 _FENCED = ("fenced by term", "not the newest", "refuses term", "waited", "taken over")
 """How an older trainer may end: told so, or not heard any more."""
 
@@ -213,7 +216,7 @@ class Watch:
         for name, reason in self._world.lost_workers:
             # a worker that cannot reach the registry, or was given up, starts again
             self._expect(
-                "AskTimeout" in reason or "ActorDead" in reason or "given up" in reason,
+                any(word in reason for word in _OUTSIDE),
                 "I7",
                 f"{name} ended: {reason}",
             )

@@ -205,7 +205,7 @@ def stamped_before_the_digest() -> Patches:
     return [(FakeReceiver, "_load", load)]
 
 
-@mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=56)
+@mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=1055)
 def engine_takes_any_term() -> Patches:
     load = RolloutActor._load_weights
 

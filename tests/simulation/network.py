@@ -124,6 +124,10 @@ class Network:
                 _settle(reply, error=ActorDead(f"{asked} does not answer {asker}"))
         for watcher in self._watchers.pop(name, []):
             watcher.tell(Down(name, f"silent for {DEAD_S:g} s"))
+        for other, watchers in self._watchers.items():  # and it gives up the others
+            for watcher in [w for w in watchers if w.name == name]:
+                watchers.remove(watcher)
+                watcher.tell(Down(other, f"silent for {DEAD_S:g} s"))
 
     def later(
         self,

@@ -108,6 +108,18 @@ def test_a_worker_killed_and_started_again_joins_at_the_live_version(seed: int) 
     assert workers[-1][0] > 200
 
 
+def test_a_worker_that_was_silent_too_long_ends_and_comes_back() -> None:
+    async def meanwhile(world: World) -> None:
+        await asyncio.sleep(100)
+        world.network.silence("rollout-0", 35.0, inward=True, outward=True)
+
+    world, _ = simulate(2, num_steps=20, meanwhile=meanwhile)
+    check(world, 20)
+    assert [name for name, reason in world.lost_workers if "lost the registry" in reason]
+    finished = [m for m in world.network.trace if m[1:4:2] == ("rollout-0", "GroupFinished")]
+    assert finished[-1][0] > 300
+
+
 def test_all_workers_killed_and_one_started_again() -> None:
     async def meanwhile(world: World) -> None:
         await asyncio.sleep(100)

@@ -35,6 +35,7 @@ from ratchet.messages import (
     BufferMessage,
     ClaimPrompts,
     DescribeLineage,
+    Down,
     GroupFailed,
     GroupFinished,
     LineageDescribed,
@@ -79,7 +80,7 @@ class LineageLearned(Message, frozen=True):
     versions: tuple[VersionRecord, ...]
 
 
-_Inbox = BufferMessage | RoleRegistered | CheckLeases | FlushLedger | LineageLearned
+_Inbox = BufferMessage | Down | RoleRegistered | CheckLeases | FlushLedger | LineageLearned
 
 
 class BufferActor(RoleActor[_Inbox]):
@@ -135,6 +136,8 @@ class BufferActor(RoleActor[_Inbox]):
                 self._trained(message)
             case VersionUpdated():
                 self._version_updated(message.record)
+            case Down():
+                self.registry_lost(message)
             case RoleRegistered():
                 self._known.learn(message.versions)
             case LineageLearned():

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from ratchet.actors.actor import Actor
 from ratchet.actors.system import System
 from ratchet.errors import RunFailed
-from ratchet.messages import Message, RegisterRole, RoleRegistered
+from ratchet.messages import Down, Message, RegisterRole, RoleRegistered
 from ratchet.transport.mailbox.base import Ref
 from ratchet.types import RoleInfo
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 REGISTRY: Final = "registry"
 BUFFER: Final = "buffer"
 TRAINER: Final = "trainer-0"
+ORDERLY: Final = "stopped"
+"""The reason of a `Down` after an orderly stop."""
 
 
 def rollout_name(rank: int) -> str:
@@ -47,6 +49,17 @@ class RoleActor(Actor[M]):
         """The one registry of the run."""
         return self.system.ref(REGISTRY)
 
+    def registry_lost(self, message: Down) -> None:
+        """End this life: the registry is gone, or has given it up as silent, and its leases and
+        its place among the engines with it. Whoever started it starts it again, to register anew.
+
+        Raises:
+            RunFailed: always, unless the registry has stopped in order.
+        """
+        if message.reason != ORDERLY:
+            msg = f"{self.name} has lost the registry: {message.reason}"
+            raise RunFailed(msg)
+
     async def wait_for(self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float) -> T:
         """Wait for something that another party will tell, visibly and with a deadline.
 
@@ -65,4 +78,5 @@ class RoleActor(Actor[M]):
 
     async def _register(self) -> None:
         reply: RoleRegistered = await self.ask(self.registry, RegisterRole(self.role))
+        self.registry.watch(self.actor_ref)
         self.actor_ref.tell(reply)

@@ -34,6 +34,7 @@ from ratchet.errors import (
 from ratchet.messages import (
     AbortLoad,
     ClaimPrompts,
+    Down,
     EvaluatePolicy,
     GroupFailed,
     GroupFinished,
@@ -70,7 +71,7 @@ class EngineReady(Message, frozen=True):
     """To itself: the engine holds a version, after it had none or another one."""
 
 
-_Inbox = RolloutMessage | RoleRegistered | GroupEnded | EngineReady
+_Inbox = RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady
 
 
 class RolloutActor(RoleActor[_Inbox]):
@@ -136,6 +137,8 @@ class RolloutActor(RoleActor[_Inbox]):
             case RoleJoined():
                 if message.role.name == BUFFER:
                     self._claim()  # a new life of the buffer knows nothing of our credit
+            case Down():
+                self.registry_lost(message)
             case RoleRegistered() | RoleLeft() | VersionUpdated():
                 pass
             case _:

@@ -35,6 +35,7 @@ from ratchet.errors import RunFailed, StaleTerm
 from ratchet.messages import (
     AcquireTerm,
     BatchReady,
+    Down,
     Message,
     RequestBatch,
     RoleJoined,
@@ -59,7 +60,7 @@ class SyncEngine(Message, frozen=True):
     engine: RoleInfo
 
 
-_Inbox = TrainerMessage | RoleRegistered | SyncEngine
+_Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine
 
 
 class TrainerActor(RoleActor[_Inbox]):
@@ -132,6 +133,8 @@ class TrainerActor(RoleActor[_Inbox]):
                 self._stop_reason = message.reason
                 self._engine_there.set()  # or there will be no need of one
                 self._end_wait(None)
+            case Down():
+                self.registry_lost(message)
             case RoleRegistered():
                 for role in message.roles:
                     self._joined(role)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from ratchet.actors.actor import Actor
+from ratchet.actors.role import ORDERLY
 from ratchet.actors.system import System
 from ratchet.errors import StaleTerm, VersionError
 from ratchet.messages import (
@@ -116,7 +117,7 @@ class VersionRegistry(Actor[RegistryMessage]):
 
     def _leave(self, role: RoleInfo, reason: str) -> None:
         del self._roles[role.name]
-        note = self.log.info if reason == "stopped" else self.log.warning
+        note = self.log.info if reason == ORDERLY else self.log.warning
         note("role_left", kind=role.kind, name=role.name, reason=reason)
         self._tell_all(RoleLeft(role, reason))
 

@@ -10,19 +10,21 @@ from tests.simulation.loop import run_virtual
 from ratchet.actors.role import RoleActor, rollout_name
 from ratchet.actors.system import System
 from ratchet.errors import RunFailed, VersionError
-from ratchet.messages import Message, RegisterRole, RoleRegistered
+from ratchet.messages import Down, Message, RegisterRole, RoleRegistered
 from ratchet.types import RoleInfo
 
 ROLE = RoleInfo("rollout", rollout_name(3), "life-1")
 
 
-class Member(RoleActor[RoleRegistered]):
+class Member(RoleActor[RoleRegistered | Down]):
     def __init__(self, system: System, role: RoleInfo) -> None:
         super().__init__(system, role)
         self.heard: list[Message] = []
 
-    def receive(self, message: RoleRegistered) -> None:
+    def receive(self, message: RoleRegistered | Down) -> None:
         match message:
+            case Down():
+                self.registry_lost(message)
             case RoleRegistered():
                 self.heard.append(message)
 
@@ -59,6 +61,29 @@ def test_a_registry_that_refuses_or_is_not_there_fails_the_role() -> None:
         assert not alone.is_alive()
         reasons = [event["reason"] for event in log.named("actor_failed")]
         assert sorted(reasons) == ["ActorDead: there is no actor registry", "VersionError: no"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("reason", "lives"), [("stopped", True), ("silent for 30 s", False)])
+def test_it_ends_when_it_loses_the_registry_but_not_when_that_stops(
+    reason: str, lives: bool
+) -> None:
+    async def main() -> None:
+        others = RecordedDirectory()
+        registry = others.ref("registry")
+        registry.answer = lambda _: RoleRegistered((), ())
+        log = RecordingLog()
+        ref = Member.start(make_system(remote=others, log=log), ROLE)
+        await asyncio.sleep(1)
+        (watcher,) = registry.watchers
+        watcher.tell(Down("registry", reason))
+        await asyncio.sleep(1)
+        assert ref.is_alive() is lives
+        reasons = [event["reason"] for event in log.named("actor_failed")]
+        lost = "RunFailed: rollout-3 has lost the registry: silent for 30 s"
+        assert reasons == ([] if lives else [lost])
+        await ref.stop(block=False)
 
     run_virtual(main())
 
