@@ -26,7 +26,6 @@ def seconds_per_step(recipe: str, steps: int, *, synchronous: bool) -> tuple[flo
             f"trainer.num_steps={steps}",
             f"trainer.synchronous={str(synchronous).lower()}",
             "eval.num_prompts=0",
-            "warm_start.steps=0",
         ]
         run = Run(recipe, directory=Path(folder) / "run", overrides=overrides)
         run.start().wait()
