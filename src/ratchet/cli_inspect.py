@@ -66,9 +66,10 @@ def logs(
 @app.command()
 def versions(directory: Directory, as_json: Json = False) -> None:
     """List every policy version of a run: number, term, step, parent, state."""
+    from ratchet.observability.rundir import RunDirectory
     from ratchet.storage.versions import VersionHistory, read_versions
 
-    rows = read_versions(_run_directory(directory) / "versions.sqlite")
+    rows = read_versions(RunDirectory(_run_directory(directory)).versions)
     if as_json:
         _print_json(rows)
         return
@@ -95,10 +96,11 @@ def groups(
     """List prompt groups: where each one is, how stale it was, which step trained it."""
     from collections import deque
 
+    from ratchet.observability.rundir import RunDirectory
     from ratchet.storage.groups import read_groups
 
     rows = read_groups(
-        _run_directory(directory) / "ledger.sqlite", state=_group_state(state), version=version
+        RunDirectory(_run_directory(directory)).ledger, state=_group_state(state), version=version
     )
     if as_json:
         _print_json(rows)

@@ -24,6 +24,7 @@ from rich.text import Text
 from ratchet.observability.follow import LogDirectory
 from ratchet.observability.lines import LineFilter, LogLine, printable, show
 from ratchet.observability.metrics import MetricsReader
+from ratchet.observability.rundir import RunDirectory
 
 REFRESH_S: Final = 0.25
 _HOLD_S: Final = 0.25
@@ -66,8 +67,8 @@ class Viewer:
 
     def __init__(self, root: Path, view: RunView) -> None:
         self._view = view
-        self._metrics = MetricsReader(root / "metrics.jsonl")
-        self._logs = LogDirectory(root / "logs")
+        self._metrics = MetricsReader(RunDirectory(root).metrics)
+        self._logs = LogDirectory(RunDirectory(root).logs)
         self._stop = asyncio.Event()
 
     async def follow(self) -> None:
@@ -264,7 +265,7 @@ class _Numbers:
 def _plan(root: Path) -> tuple[str, int | None]:
     """Return the run's name and its number of steps, as far as its configuration tells."""
     try:
-        config = tomllib.loads((root / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads(RunDirectory(root).config.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a view of a directory that is no run yet has nothing to add
         return root.name, None
     num_steps = config.get("trainer", {}).get("num_steps")

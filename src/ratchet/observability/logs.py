@@ -76,7 +76,7 @@ def configure_logging(
         path: the file to append to; None for standard error.
         role: name of the role, on each line.
         run: id of the run, on the first line.
-        level: the lowest level that is written; a filtered event costs a tenth of a microsecond.
+        level: the lowest level that is written; a filtered event costs under a microsecond.
         wall_time: seconds since the epoch.
 
     Raises:

@@ -24,6 +24,7 @@ from ratchet.errors import UserError
 from ratchet.observability.follow import read_logs
 from ratchet.observability.lines import LineFilter, printable
 from ratchet.observability.metrics import Metrics, read_metrics
+from ratchet.observability.rundir import RunDirectory
 
 _EDGE_STEPS: Final = 20
 
@@ -88,16 +89,17 @@ def make_report(directory: Path) -> RunReport:
     if not directory.is_dir():
         msg = f"{directory} is not a directory; give the directory of a run, such as runs/NAME"
         raise UserError(msg)
-    steps = read_metrics(directory / "metrics.jsonl")
+    run = RunDirectory(directory)
+    steps = read_metrics(run.metrics)
     edge = min(_EDGE_STEPS, max(1, len(steps) // 10))
     staleness: Counter[int] = Counter()
     for step in steps:
         staleness.update({int(k): n for k, n in (step.get("staleness_histogram") or {}).items()})
-    versions, groups, dropped = _ledgers(directory)
-    levels = _levels(directory / "logs")
+    versions, groups, dropped = _ledgers(run)
+    levels = _levels(run.logs)
     return RunReport(
         directory=str(directory),
-        summary=_summary(directory / "summary.json"),
+        summary=_summary(run.summary),
         num_steps=len(steps),
         num_skipped_steps=sum(step.get("applied") is False for step in steps),
         seconds=steps[-1].get("time_s") if steps else None,
@@ -177,9 +179,10 @@ def _next(report: RunReport) -> Iterable[str]:
         yield f"ratchet logs {directory}"
     yield f"ratchet versions {directory}"
     yield f"ratchet groups {directory}" + (" --state dropped" if report.dropped else "")
-    for name in ("metrics.jsonl", "summary.json", "model"):
-        if (directory / name).exists():
-            yield str(directory / name)
+    run = RunDirectory(directory)
+    for path in (run.metrics, run.summary, run.model):
+        if path.exists():
+            yield str(path)
 
 
 def _summary(path: Path) -> Summary:
@@ -192,16 +195,14 @@ def _summary(path: Path) -> Summary:
         raise UserError(msg) from error
 
 
-def _ledgers(directory: Path) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+def _ledgers(run: RunDirectory) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Return versions by state, groups by state and dropped groups by reason.
 
     Only counted here, in the files' own words; `ratchet.storage` gives the records.
     """
-    versions = _count(directory / "versions.sqlite", "SELECT state FROM versions")
-    groups = _count(directory / "ledger.sqlite", "SELECT state FROM groups")
-    dropped = _count(
-        directory / "ledger.sqlite", "SELECT reason FROM groups WHERE state = 'dropped'"
-    )
+    versions = _count(run.versions, "SELECT state FROM versions")
+    groups = _count(run.ledger, "SELECT state FROM groups")
+    dropped = _count(run.ledger, "SELECT reason FROM groups WHERE state = 'dropped'")
     return versions, groups, dropped
 
 

@@ -19,8 +19,8 @@ from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import Config
 from ratchet.imports import import_chosen
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.output import RunOutput
-from ratchet.runtime.rundir import RunDirectory
 from ratchet.runtime.scoring import ThreadScorer
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore

@@ -22,9 +22,9 @@ from ratchet.config import Config
 from ratchet.errors import AskTimeout
 from ratchet.messages import StopTraining
 from ratchet.observability.logs import Log
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import role_names, start_role
 from ratchet.runtime.role import EndOfActor, RoleOutcome, outcome_of
-from ratchet.runtime.rundir import RunDirectory
 from ratchet.tasks.base import Task
 from ratchet.types import RoleInfo
 

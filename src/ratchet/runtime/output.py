@@ -12,7 +12,7 @@ import msgspec
 
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.observability.metrics import MetricsWriter
-from ratchet.runtime.rundir import RunDirectory
+from ratchet.observability.rundir import RunDirectory
 
 
 class RunOutput:

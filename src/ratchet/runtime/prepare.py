@@ -19,6 +19,7 @@ from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
 from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
+from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
 from ratchet.transport.weights.registry import TRANSPORTS
 from ratchet.types import Prompt
@@ -57,7 +58,7 @@ def _check_counts(config: Config, task: Task) -> None:
     if not len(task.prompts("train")):
         msg = f"task {config.task.name!r} has no training prompts; change task.args"
         raise TaskError(msg)
-    held_out = len(task.prompts("eval"))
+    held_out = check_task(task).num_eval  # unique ids; no held-out problem is trained on
     if held_out < config.eval.num_prompts:
         msg = (
             f"eval.num_prompts = {config.eval.num_prompts}, but task {config.task.name!r} holds"

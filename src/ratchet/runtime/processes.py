@@ -26,9 +26,9 @@ import msgspec
 
 from ratchet.config import Config
 from ratchet.observability.logs import Log
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import role_names
 from ratchet.runtime.role import RoleOutcome, RoleSpec, log_name
-from ratchet.runtime.rundir import RunDirectory
 from ratchet.types import RoleInfo, RoleKind
 
 _TERM_S: Final = 7.0

@@ -30,8 +30,8 @@ from ratchet.actors.system import System
 from ratchet.errors import ConfigError, TaskError, UserError
 from ratchet.messages import Down, Message, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
-from ratchet.runtime.rundir import RunDirectory
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.node import Node

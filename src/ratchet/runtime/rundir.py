@@ -1,4 +1,4 @@
-"""The files of one run, and who writes each of them.
+"""Making the directory of a run.
 
 Consumes a path and a resolved configuration, produces the directory; waits for nothing. An existing
 run is never written over.
@@ -6,62 +6,11 @@ run is never written over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.config import Config, load_config
+from ratchet.config import Config
 from ratchet.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class RunDirectory:
-    """Names of the files of a run."""
-
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration; written once, before anything starts."""
-        return self.root / "config.toml"
-
-    @property
-    def logs(self) -> Path:
-        """One ROLE-RANK.jsonl for each process, and its standard error beside it."""
-        return self.root / "logs"
-
-    @property
-    def metrics(self) -> Path:
-        """One line a step, by the trainer."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended, by the trainer."""
-        return self.root / "summary.json"
-
-    @property
-    def versions(self) -> Path:
-        """Every policy version, by the registry."""
-        return self.root / "versions.sqlite"
-
-    @property
-    def ledger(self) -> Path:
-        """Every prompt group, by the buffer."""
-        return self.root / "ledger.sqlite"
-
-    @property
-    def base(self) -> Path:
-        """The model that the run starts from, when it was built from `model.build`."""
-        return self.root / "base"
-
-    @property
-    def model(self) -> Path:
-        """The trained model, by the trainer, at the end."""
-        return self.root / "model"
-
-    def load_config(self) -> Config:
-        """Read the resolved configuration back."""
-        return load_config(self.config)
+from ratchet.observability.rundir import RunDirectory
 
 
 def create_run_directory(root: Path, config: Config) -> RunDirectory:

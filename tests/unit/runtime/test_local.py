@@ -16,9 +16,9 @@ from ratchet.actors.actor import Actor, LocalRef
 from ratchet.actors.system import System
 from ratchet.errors import ConfigError
 from ratchet.messages import StopTraining
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime import local
 from ratchet.runtime.role import RoleOutcome
-from ratchet.runtime.rundir import RunDirectory
 from ratchet.types import RoleInfo
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.observability.metrics import read_metrics
+from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.output import RunOutput
-from ratchet.runtime.rundir import RunDirectory
 
 
 def test_metrics_are_appended_line_by_line(tmp_path: Path) -> None:

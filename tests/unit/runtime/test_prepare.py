@@ -78,6 +78,7 @@ def test_a_prompt_that_just_fits_is_taken() -> None:
     ("args", "sections", "words"),
     [
         ({"train": []}, {}, ["no training prompts", "task.args"]),
+        ({"held_out": ["1>"]}, {}, ["'1>'", "in both splits"]),
         ({"held_out": ["x>"]}, {}, ["'e0'", "'x'"]),
         ({"held_out": ["1" * 60]}, {}, ["'e0' has 60 tokens"]),
         (

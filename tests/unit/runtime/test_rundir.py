@@ -6,7 +6,8 @@ import pytest
 from tests.helpers.config import small_config
 
 from ratchet.errors import ConfigError
-from ratchet.runtime.rundir import RunDirectory, create_run_directory
+from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.rundir import create_run_directory
 
 
 def test_the_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
