@@ -12,6 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from ratchet.status import EndStatus, RoleReport, RunStatus
 from ratchet.types import (
     Assignment,
     Batch,
@@ -130,6 +131,33 @@ class DescribeLineage(Ask[LineageDescribed], frozen=True):
     """Someone met a version it has not heard of, and does not judge before it has."""
 
     versions: tuple[PolicyVersion, ...]
+
+
+class RunDescribed(Message, frozen=True):
+    """Reply: the run, for whoever wants to join it or look at it."""
+
+    run_id: str
+    config: str
+    """TOML, resolved"""
+    status: RunStatus
+
+
+class DescribeRun(Ask[RunDescribed], frozen=True):
+    """What run is this, and how does it do?"""
+
+
+class RoleReported(Message, frozen=True):
+    """A role's process, of itself; the next one replaces it."""
+
+    report: RoleReport
+
+
+class EndRun(Message, frozen=True):
+    """The trainer is done, or a supervisor has given a role up: the run ends everywhere."""
+
+    who: str
+    status: EndStatus
+    reason: str
 
 
 # --- to BufferActor
@@ -288,6 +316,13 @@ class RoleLeft(Message, frozen=True):
     reason: str
 
 
+class RunEnded(Message, frozen=True):
+    """The run is over, for whoever hears it."""
+
+    status: EndStatus
+    reason: str
+
+
 RegistryMessage: TypeAlias = (
     RegisterRole
     | AcquireTerm
@@ -295,6 +330,9 @@ RegistryMessage: TypeAlias = (
     | CommitVersion
     | BurnVersion
     | DescribeLineage
+    | DescribeRun
+    | RoleReported
+    | EndRun
     | Down
 )
 BufferMessage: TypeAlias = (
@@ -306,6 +344,7 @@ BufferMessage: TypeAlias = (
     | VersionUpdated
     | RoleJoined
     | RoleLeft
+    | RunEnded
 )
 RolloutMessage: TypeAlias = (
     PromptsClaimed
@@ -315,8 +354,11 @@ RolloutMessage: TypeAlias = (
     | VersionUpdated
     | RoleJoined
     | RoleLeft
+    | RunEnded
 )
-TrainerMessage: TypeAlias = BatchReady | StopTraining | VersionUpdated | RoleJoined | RoleLeft
+TrainerMessage: TypeAlias = (
+    BatchReady | StopTraining | VersionUpdated | RoleJoined | RoleLeft | RunEnded
+)
 Reply: TypeAlias = (
     RoleRegistered
     | TermAcquired
@@ -324,6 +366,7 @@ Reply: TypeAlias = (
     | VersionCommitted
     | VersionBurnt
     | LineageDescribed
+    | RunDescribed
     | WeightsLoaded
     | PolicyEvaluated
 )

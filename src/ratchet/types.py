@@ -21,7 +21,8 @@ PolicyVersion = int
 Term = int
 """Fencing number of a trainer: a higher term makes every lower one powerless."""
 
-RoleKind = Literal["registry", "buffer", "rollout", "trainer"]
+RoleKind = Literal["registry", "buffer", "rollout", "trainer", "producer"]
+"""A producer hands in groups like a rollout, from an engine that takes no weights from here."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 PauseMode = Literal["retract", "in_place"]
 VersionState = Literal["reserved", "live", "burnt"]
@@ -160,6 +161,8 @@ class RoleInfo(msgspec.Struct, frozen=True):
     name: str
     incarnation: str
     """Differs each time the role's process starts."""
+    address: str = ""
+    """Where its process listens, as `Address` writes it; empty if nobody can dial it."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

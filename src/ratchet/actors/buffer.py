@@ -45,6 +45,7 @@ from ratchet.messages import (
     RoleJoined,
     RoleLeft,
     RoleRegistered,
+    RunEnded,
     StepTrained,
     VersionUpdated,
 )
@@ -145,7 +146,9 @@ class BufferActor(RoleActor[_Inbox]):
             case RoleLeft():
                 self._role_left(message.role)
             case RoleJoined():
-                pass
+                self.learn(message.role)
+            case RunEnded():
+                self.run_ended(message)
             case CheckLeases():
                 self._end_leases()
             case FlushLedger():

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 from ratchet.actors.actor import Actor
 from ratchet.actors.system import System
 from ratchet.errors import RunFailed
-from ratchet.messages import Down, Message, RegisterRole, RoleRegistered
+from ratchet.messages import Down, EndRun, Message, RegisterRole, RoleRegistered, RunEnded
+from ratchet.status import EndStatus
 from ratchet.transport.mailbox.base import Ref
 from ratchet.types import RoleInfo
 
@@ -60,6 +61,22 @@ class RoleActor(Actor[M]):
             msg = f"{self.name} has lost the registry: {message.reason}"
             raise RunFailed(msg)
 
+    def learn(self, *roles: RoleInfo) -> None:
+        """Note where roles listen."""
+        for role in roles:
+            self.system.book.learn(role.name, role.address)
+
+    def run_ended(self, message: RunEnded) -> None:
+        """Stop in order, and leave word of why: the run is over."""
+        if self.system.run_ended is None:
+            self.system.run_ended = message
+            self.stop()
+
+    def end_run(self, status: EndStatus, reason: str) -> None:
+        """Stop in order, and tell everyone through the registry: the run is over."""
+        self.registry.tell(EndRun(self.name, status, reason))
+        self.run_ended(RunEnded(status, reason))
+
     async def wait_for(self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float) -> T:
         """Wait for something that another party will tell, visibly and with a deadline.
 
@@ -78,5 +95,6 @@ class RoleActor(Actor[M]):
 
     async def _register(self) -> None:
         reply: RoleRegistered = await self.ask(self.registry, RegisterRole(self.role))
+        self.learn(*reply.roles)
         self.registry.watch(self.actor_ref)
         self.actor_ref.tell(reply)

@@ -46,6 +46,7 @@ from ratchet.messages import (
     RoleLeft,
     RoleRegistered,
     RolloutMessage,
+    RunEnded,
     VersionUpdated,
     WeightsLoaded,
 )
@@ -135,10 +136,13 @@ class RolloutActor(RoleActor[_Inbox]):
             case GroupEnded():
                 self._end(message.outcome)
             case RoleJoined():
+                self.learn(message.role)
                 if message.role.name == BUFFER:
                     self._claim()  # a new life of the buffer knows nothing of our credit
             case Down():
                 self.registry_lost(message)
+            case RunEnded():
+                self.run_ended(message)
             case RoleRegistered() | RoleLeft() | VersionUpdated():
                 pass
             case _:

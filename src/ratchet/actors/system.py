@@ -12,15 +12,17 @@ import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeVar
 
 from ratchet.actors.reply import Reply
 from ratchet.errors import ActorDead
-from ratchet.messages import Ask, Down, Message
+from ratchet.messages import Ask, Down, Message, RunEnded
+from ratchet.status import LinkRow
 from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, Wait, current_trace
+from ratchet.transport.mailbox.book import AddressBook
 
 R = TypeVar("R")
 
@@ -223,6 +225,12 @@ class System:
         self.ask_timeout_s = ask_timeout_s
         self.remote = remote
         self.loop = loop
+        self.book = AddressBook()
+        """where other processes listen, as far as this one has heard"""
+        self.links: Callable[[], Sequence[LinkRow]] = tuple
+        """the links of this process; set by whoever opens them"""
+        self.run_ended: RunEnded | None = None
+        """what this process has heard of the end of the run; None while it goes on"""
         self.dead_letters = DeadLetterBox(log)
         self.waits = WaitTable()
         self._lock = threading.Lock()

@@ -41,6 +41,7 @@ from ratchet.messages import (
     RoleJoined,
     RoleLeft,
     RoleRegistered,
+    RunEnded,
     StepTrained,
     StopTraining,
     TermAcquired,
@@ -48,6 +49,7 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.staleness import Position, UnknownVersion
+from ratchet.status import EndStatus
 from ratchet.transport.weights.base import WeightSender
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
 
@@ -140,6 +142,7 @@ class TrainerActor(RoleActor[_Inbox]):
                     self._joined(role)
                 self._registered.set()
             case RoleJoined():
+                self.learn(message.role)
                 self._joined(message.role)
                 if message.role.kind == "rollout":  # too late, perhaps, for what is under way
                     self.actor_ref.tell(SyncEngine(message.role))
@@ -151,6 +154,8 @@ class TrainerActor(RoleActor[_Inbox]):
                 self.spawn(self._sync(message.engine), name=f"sync-{message.engine.name}")
             case VersionUpdated():
                 pass  # its own doing
+            case RunEnded():
+                self.run_ended(message)
             case _:
                 assert_never(message)
 
@@ -164,9 +169,9 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._until_live("an engine to hold the last version")
         after = await self._evaluate()
         await self._output.model(self._backend)
-        status = "finished" if self._stop_reason is None else "stopped"
+        status: EndStatus = "finished" if self._stop_reason is None else "stopped"
         self._summarise(status, self._stop_reason, eval_before=before, eval_after=after)
-        self.stop()
+        self.end_run(status, self._stop_reason or f"{self._step} steps are trained")
 
     async def _begin(self) -> None:
         """Make version 0 live: it is published like every other."""

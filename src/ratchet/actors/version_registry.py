@@ -1,9 +1,13 @@
 """VersionRegistry: the single writer of policy versions, and of who is alive.
 
 Consumes `AcquireTerm`, `ReserveVersion`, `CommitVersion`, `BurnVersion` of trainers, `RegisterRole`
-of every role, and `Down` of the roles that it watches. Produces durable numbers, and the events
-`VersionUpdated`, `RoleJoined` and `RoleLeft` to all registered roles. Waits for nothing but its
-disk: each number is on it before it is answered.
+and `RoleReported` of every role, and `Down` of the roles that it watches. Produces durable numbers,
+the events `VersionUpdated`, `RoleJoined`, `RoleLeft` and `RunEnded` to all registered roles, and
+the status of the run for whoever asks. Waits for nothing but its disk: each number is on it before
+it is answered.
+
+The run ends here for everyone: after `EndRun` each role is told, and the registry stops when the
+last one has left, or after `_LEAVE_S` seconds.
 
 An older term is refused with `StaleTerm`, which names both. Events go out after the commit is
 durable. A role may act on a version before its event arrives (an engine generates with it as soon
@@ -13,9 +17,10 @@ judges, and the number is always here, because it was reserved before its transf
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from ratchet.actors.actor import Actor
+from ratchet.actors.membership import Membership
 from ratchet.actors.role import ORDERLY
 from ratchet.actors.system import System
 from ratchet.errors import StaleTerm, VersionError
@@ -24,7 +29,9 @@ from ratchet.messages import (
     BurnVersion,
     CommitVersion,
     DescribeLineage,
+    DescribeRun,
     Down,
+    EndRun,
     LineageDescribed,
     Message,
     RegisterRole,
@@ -33,29 +40,51 @@ from ratchet.messages import (
     RoleJoined,
     RoleLeft,
     RoleRegistered,
+    RoleReported,
+    RunDescribed,
+    RunEnded,
     TermAcquired,
     VersionBurnt,
     VersionCommitted,
     VersionReserved,
     VersionUpdated,
 )
+from ratchet.status import RunStatus
 from ratchet.storage.versions import VersionStore
 from ratchet.types import RoleInfo, Term
 
+_LEAVE_S: Final = 5.0
 
-class VersionRegistry(Actor[RegistryMessage]):
+
+class StopWaiting(Message, frozen=True):
+    """To itself: the run is over, and some role has not left."""
+
+
+class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
     """Numbers, terms, lineage, and the directory of roles."""
 
-    def __init__(self, system: System, name: str, *, store: VersionStore) -> None:
+    def __init__(
+        self,
+        system: System,
+        name: str,
+        *,
+        store: VersionStore,
+        run_name: str = "",
+        config: str = "",
+    ) -> None:
         super().__init__(system, name)
         self._store = store
-        self._roles: dict[str, RoleInfo] = {}
+        self._run_name = run_name
+        self._config = config
+        self._roles = Membership()
+        self._started = self.now()
+        self._ended: RunEnded | None = None
 
     def on_stop(self) -> None:
         """Close the file."""
         self._store.close()
 
-    def receive(self, message: RegistryMessage) -> Message | None:
+    def receive(self, message: RegistryMessage | StopWaiting) -> Message | None:
         """Handle one message; every reply is durable before it is returned."""
         match message:
             case RegisterRole():
@@ -76,6 +105,17 @@ class VersionRegistry(Actor[RegistryMessage]):
             case DescribeLineage():
                 found = (self._store.record(version) for version in message.versions)
                 return LineageDescribed(tuple(record for record in found if record is not None))
+            case DescribeRun():
+                return RunDescribed(self._store.run, self._config, self._status())
+            case RoleReported():
+                self._roles.report(message.report, self.now())
+                return None
+            case EndRun():
+                self._end_run(message)
+                return None
+            case StopWaiting():
+                self.stop()
+                return None
             case Down():
                 self._down(message)
                 return None
@@ -87,16 +127,19 @@ class VersionRegistry(Actor[RegistryMessage]):
         if known != role:
             if known is not None:
                 self._leave(known, "replaced by a new incarnation")
+            self.system.book.learn(role.name, role.address)
             self._tell_all(RoleJoined(role))
-            self._roles[role.name] = role
+            self._roles.join(role)
             self.system.ref(role.name).watch(self.actor_ref)
             self.log.info("role_joined", kind=role.kind, name=role.name, life=role.incarnation)
-        return RoleRegistered(tuple(self._roles.values()), self._store.records())
+            if self._ended is not None:
+                self.system.ref(role.name).tell(self._ended)
+        return RoleRegistered(tuple(self._roles), self._store.records())
 
     def _reserve(self, message: ReserveVersion) -> VersionReserved:
         self._check(message.term)
         version = self._store.reserve(message.term, message.step, message.parent, self._wall())
-        rollouts = tuple(role for role in self._roles.values() if role.kind == "rollout")
+        rollouts = tuple(role for role in self._roles if role.kind == "rollout")
         return VersionReserved(version, rollouts)
 
     def _commit(self, message: CommitVersion) -> VersionCommitted:
@@ -116,10 +159,37 @@ class VersionRegistry(Actor[RegistryMessage]):
             self._leave(role, message.reason)
 
     def _leave(self, role: RoleInfo, reason: str) -> None:
-        del self._roles[role.name]
+        self._roles.leave(role, reason)
         note = self.log.info if reason == ORDERLY else self.log.warning
         note("role_left", kind=role.kind, name=role.name, reason=reason)
         self._tell_all(RoleLeft(role, reason))
+        if self._ended is not None and not len(self._roles):
+            self.stop()
+
+    def _end_run(self, message: EndRun) -> None:
+        if self._ended is not None:
+            return
+        note = self.log.error if message.status == "failed" else self.log.info
+        note("run_ended", status=message.status, reason=message.reason, by=message.who)
+        self._ended = self.system.run_ended = RunEnded(message.status, message.reason)
+        self._tell_all(self._ended)
+        self.after(_LEAVE_S, StopWaiting())
+
+    def _status(self) -> RunStatus:
+        now = self.now()
+        records = self._store.records()
+        live = [record for record in records if record.state == "live"]
+        return RunStatus(
+            name=self._run_name,
+            uptime_s=now - self._started,
+            term=self._store.newest_term(),
+            live=live[-1] if live else None,
+            newest=records[-1].version if records else None,
+            num_burnt=sum(record.state == "burnt" for record in records),
+            roles=self._roles.statuses(now, self.system.links(), self.name),
+            end=self._ended.status if self._ended else None,
+            end_reason=self._ended.reason if self._ended else None,
+        )
 
     def _check(self, term: Term) -> None:
         newest = self._store.newest_term()
@@ -127,9 +197,9 @@ class VersionRegistry(Actor[RegistryMessage]):
             msg = f"term {term} is fenced by term {newest}: another trainer has taken over"
             raise StaleTerm(msg)
 
-    def _tell_all(self, event: VersionUpdated | RoleJoined | RoleLeft) -> None:
-        for name in self._roles:
-            self.system.ref(name).tell(event)
+    def _tell_all(self, event: VersionUpdated | RoleJoined | RoleLeft | RunEnded) -> None:
+        for role in self._roles:
+            self.system.ref(role.name).tell(event)
 
     def _wall(self) -> float:
         return self.system.wall_time()

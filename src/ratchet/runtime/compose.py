@@ -59,7 +59,9 @@ def start_role(
     match role.kind:
         case "registry":
             store = VersionStore.open(run.versions, run=run_id)
-            return VersionRegistry.start(system, role.name, store=store)
+            return VersionRegistry.start(
+                system, role.name, store=store, run_name=config.name, config=config.to_toml()
+            )
         case "buffer":
             return BufferActor.start(
                 system,
@@ -72,6 +74,8 @@ def start_role(
             return _start_rollout(system, role, config, run, task)
         case "trainer":
             return _start_trainer(system, role, config, run, task)
+        case "producer":
+            raise ValueError("a producer is its user's own program, and started by that")
 
 
 def _start_rollout(

@@ -12,10 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
-import shutil
 import sys
-import tempfile
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -27,9 +24,9 @@ import msgspec
 from ratchet.config import Config
 from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
-from ratchet.runtime.compose import role_names
-from ratchet.runtime.role import RoleOutcome, RoleSpec, log_name
-from ratchet.types import RoleInfo, RoleKind
+from ratchet.runtime.placement import Placement, RoleSpec
+from ratchet.runtime.role import RoleOutcome, log_name
+from ratchet.types import RoleKind
 
 _TERM_S: Final = 7.0
 _REGISTRY_TERM_S: Final = 1.5
@@ -76,13 +73,13 @@ class Child:
 class LocalSupervisor:
     """Starts, restarts and stops the processes of one run."""
 
-    def __init__(self, config: Config, run: RunDirectory, *, run_id: str, log: Log) -> None:
+    def __init__(
+        self, config: Config, run: RunDirectory, *, placement: Placement, log: Log
+    ) -> None:
         self._config = config
         self._run = run
-        self._run_id = run_id
+        self._placement = placement
         self._log = log
-        self._key = secrets.token_hex(32)
-        self._sockets = tempfile.mkdtemp(prefix="ratchet-")  # mode 0700
         self._children: dict[str, Child] = {}
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
@@ -91,23 +88,22 @@ class LocalSupervisor:
         `stop` ends training in order: the step in hand is finished and the model written.
         """
         try:
-            for kind, name in role_names(self._config):
+            for kind, name in self._placement.roles:
                 runtime = self._config.runtime
                 restarts = Restarts(runtime.max_restarts, runtime.restart_window_s)
                 self._children[name] = await self._start(kind, name, restarts)
             return await self._supervise(stop, kill)
         finally:
             await self._stop_all()
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def _start(self, kind: RoleKind, name: str, restarts: Restarts) -> Child:
-        role = RoleInfo(kind, name, uuid.uuid4().hex[:12])
-        spec = RoleSpec(role, str(self._run.root), self._run_id, self._sockets, self._key)
-        with (self._run.logs / f"{log_name(role)}.err").open("ab") as errors:
+        spec = self._placement.spec(kind, name, uuid.uuid4().hex[:12])
+        module = "ratchet.runtime.role" if spec.ranks is None else "ratchet.runtime.ranks"
+        with (self._run.logs / f"{log_name(spec.role)}.err").open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "ratchet.runtime.role",
+                module,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
@@ -147,6 +143,8 @@ class LocalSupervisor:
                     if outcome is not None:
                         return outcome
                     again = self._children[child.name]
+                    if again is child:  # in order: the run is over
+                        continue
                     ends[loop.create_task(again.process.wait())] = again
         finally:
             for task in (*ends, killed, stopped):
@@ -156,8 +154,10 @@ class LocalSupervisor:
         """Judge the end of a process; None if it was started again."""
         outcome = await self._last_words(child)
         role = child.spec.role
-        if role.kind == "trainer" or outcome.status == "user_error":
+        if role.kind == "trainer" or outcome.status in {"user_error", "run_failed"}:
             return outcome
+        if outcome.status == "finished":
+            return None
         self._log.warning("process_ended", name=role.name, detail=outcome.detail)
         if role.kind != "rollout":
             detail = f"{role.name} ended: {outcome.detail or outcome.status}"

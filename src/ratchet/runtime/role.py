@@ -26,14 +26,17 @@ from typing import Final
 import msgspec
 
 from ratchet.actors.actor import LocalRef
+from ratchet.actors.role import ORDERLY, REGISTRY
 from ratchet.actors.system import System
 from ratchet.errors import ConfigError, TaskError, UserError
-from ratchet.messages import Down, Message, StopTraining
+from ratchet.messages import Down, Message, RunEnded, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
+from ratchet.runtime.placement import RoleSpec
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 from ratchet.types import RoleInfo
 
@@ -44,32 +47,30 @@ STOP_S: Final = 6.0
 _USER_ERRORS: Final = frozenset(cls.__name__ for cls in (UserError, ConfigError, TaskError))
 
 
-class RoleSpec(msgspec.Struct, frozen=True):
-    """What the launcher tells a new process."""
-
-    role: RoleInfo
-    run_dir: str
-    run_id: str
-    sockets: str
-    key: str
-    """hex"""
-    level: str = "info"
+EXIT_CODES: Final = {"finished": 0, "stopped": 0, "failed": 1, "run_failed": 1, "user_error": 2}
 
 
 class RoleOutcome(msgspec.Struct, frozen=True):
     """The last words of a role."""
 
     status: str
-    """ "stopped" | "failed" | "user_error" """
+    """ "finished": the run is over | "run_failed": so it is, badly, but not through this role |
+    "stopped": it was told to | "failed" | "user_error" """
     detail: str = ""
 
 
-def outcome_of(reason: str) -> RoleOutcome:
+def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
     """Turn the reason for which an actor ended, "stopped" or "ErrorClass: text", into an outcome.
 
     A model that an engine refuses while it loads is the user's to mend, and no restart helps.
+
+    Args:
+        reason: as a `Down` tells it.
+        ended: what the process has heard of the end of the run.
     """
-    if reason == "stopped":
+    if reason == ORDERLY and ended is not None:
+        return RoleOutcome("run_failed" if ended.status == "failed" else "finished", ended.reason)
+    if reason == ORDERLY:
         return RoleOutcome("stopped")
     kind, _, text = reason.partition(": ")
     if kind in _USER_ERRORS:
@@ -88,11 +89,6 @@ class EndOfActor:
         """Take the `Down`."""
         if isinstance(message, Down) and not self.reason.done():
             self.reason.set_result(message.reason)
-
-
-def address_of(sockets: str, name: str) -> Address:
-    """Return where the role of that name listens on this machine."""
-    return Address.parse(f"unix:{sockets}/{name}.sock")
 
 
 async def run_role(spec: RoleSpec) -> RoleOutcome:
@@ -116,26 +112,34 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     node = Node(
         name=spec.role.name,
         incarnation=spec.role.incarnation,
-        address=address_of(spec.sockets, spec.role.name),
+        address=Address.parse(spec.listen),
         key=bytes.fromhex(spec.key),
         run_id=spec.run_id,
         local=system.local,
-        locate=lambda name: address_of(spec.sockets, name),
+        locate=system.book.locate,
         dead_letters=system.dead_letters,
         new_id=system.new_id,
         random_bytes=os.urandom,
         log=log,
+        limits=Limits(
+            heartbeat_s=config.runtime.heartbeat_s,
+            suspect_s=config.runtime.suspect_s,
+            dead_s=config.runtime.dead_s,
+        ),
     )
     system.remote = node
+    system.links = node.links
+    system.book.learn(REGISTRY, spec.registry)
     log.info("role_starting", pid=os.getpid(), life=spec.role.incarnation)
     task = build_task(config.task, config.seed)
     await node.start()
-    ref = start_role(system, spec.role, config=config, run=run, run_id=spec.run_id, task=task)
+    role = msgspec.structs.replace(spec.role, address=str(node.address))
+    ref = start_role(system, role, config=config, run=run, run_id=spec.run_id, task=task)
     route_library_logs()  # torch and transformers have come in with handlers of their own
     reason = await _until_end(ref)
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
-    return outcome_of(reason)
+    return outcome_of(reason, system.run_ended)
 
 
 async def _until_end(ref: LocalRef) -> str:
@@ -181,7 +185,7 @@ def main() -> None:
     report.write(msgspec.json.encode(outcome) + b"\n")
     report.flush()
     sys.stderr.flush()
-    os._exit({"stopped": 0, "failed": 1, "user_error": 2}[outcome.status])
+    os._exit(EXIT_CODES[outcome.status])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import secrets
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,17 +21,21 @@ from typing import Any, Self
 
 import msgspec
 
+from ratchet.actors.role import REGISTRY
 from ratchet.config import Config, load_config, parse_config
 from ratchet.errors import ConfigError, RunFailed, UserError
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.metrics import follow_metrics
+from ratchet.runtime.compose import role_names
 from ratchet.runtime.local import run_in_process
+from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.prepare import check_run
 from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import create_run_directory
 from ratchet.tasks.base import Task
 from ratchet.tasks.registry import RewardedTask
+from ratchet.transport.mailbox.address import Address
 from ratchet.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
@@ -186,8 +192,18 @@ class Run:
         return summary
 
     async def _run_processes(self, log: Log) -> RoleOutcome:
-        supervisor = LocalSupervisor(self.config, self.directory, run_id=self.run_id, log=log)
-        return await supervisor.run(self._stop, self._kill)
+        with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
+            placement = Placement(
+                roles=tuple(role_names(self.config)),
+                run_dir=self.directory.root,
+                run_id=self.run_id,
+                registry=Address("unix", f"{sockets}/{REGISTRY}.sock"),
+                key=secrets.token_bytes(32),
+                sockets=Path(sockets),
+                ranks=_ranks(self.config),
+            )
+            supervisor = LocalSupervisor(self.config, self.directory, placement=placement, log=log)
+            return await supervisor.run(self._stop, self._kill)
 
     def _scored_task(self) -> Task:
         return self._task if self._reward is None else RewardedTask(self._task, self._reward)
@@ -199,6 +215,11 @@ class Run:
             self._error = error
         finally:
             self._ended.set()
+
+
+def _ranks(config: Config) -> RankSpec | None:
+    num_ranks = config.trainer.ranks_per_node
+    return RankSpec(num_ranks) if num_ranks > 1 else None
 
 
 def _resolve(config: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> Config:

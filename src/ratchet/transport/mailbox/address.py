@@ -1,4 +1,4 @@
-"""Where a node listens: a Unix socket, or a TCP port of the loopback interface.
+"""Where a node listens: a Unix socket, or a TCP port of one interface.
 
 Consumes the text form, produces a checked `Address`; waits for nothing.
 """
@@ -6,24 +6,26 @@ Consumes the text form, produces a checked `Address`; waits for nothing.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ratchet.errors import ConfigError
 
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, less its closing zero
 
 
 @dataclass(frozen=True)
 class Address:
-    """`unix:/absolute/path` or `tcp:HOST:PORT`, HOST a loopback address; at port 0 the system
-    chooses one.
+    """`unix:/absolute/path` or `tcp:HOST:PORT`; at port 0 the system chooses one. HOST is an IP
+    address, or where one dials a name; it is never every interface.
     """
 
     kind: Literal["unix", "tcp"]
     host: str
-    """the socket's path, or the IP address"""
+    """the socket's path, the IP address, or the name of a machine"""
     port: int = 0
 
     @classmethod
@@ -31,14 +33,14 @@ class Address:
         """Read the text form.
 
         Raises:
-            ConfigError: the text is not an address, or one that other machines could reach.
+            ConfigError: the text is not an address, or stands for every interface.
         """
         kind, _, rest = text.partition(":")
         if kind == "unix":
             return cls._parse_unix(text, rest)
         if kind == "tcp":
             return cls._parse_tcp(text, rest)
-        msg = f"address {text!r} is neither unix:/absolute/path nor tcp:127.0.0.1:PORT"
+        msg = f"address {text!r} is neither unix:/absolute/path nor tcp:HOST:PORT"
         raise ConfigError(msg)
 
     @classmethod
@@ -58,25 +60,37 @@ class Address:
     def _parse_tcp(cls, text: str, rest: str) -> Address:
         host, _, port = rest.rpartition(":")
         host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
-        try:
-            number = int(port)
-            loopback = ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            msg = f"address {text!r} is not of the form tcp:127.0.0.1:PORT"
-            raise ConfigError(msg) from None
-        if not loopback:
-            msg = (
-                f"address {text!r} is not a loopback address, and links are not encrypted: "
-                f"use tcp:127.0.0.1:{port} or unix:/path"
-            )
+        if not (host and port.isascii() and port.isdecimal()):
+            msg = f"address {text!r} is not of the form tcp:HOST:PORT"
+            raise ConfigError(msg)
+        number = int(port)
+        ip = _ip(host)
+        if ip is not None and ip.is_unspecified:
+            msg = f"address {text!r} is every interface; name the one that others reach"
+            raise ConfigError(msg)
+        if ip is None and not _NAME.fullmatch(host):
+            msg = f"address {text!r}: {host!r} is neither an IP address nor the name of a machine"
             raise ConfigError(msg)
         if not 0 <= number <= 0xFFFF:
             msg = f"address {text!r}: the port must be from 0 to 65535"
             raise ConfigError(msg)
         return cls("tcp", host, number)
 
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can reach it."""
+        ip = _ip(self.host)
+        return self.kind == "unix" or (ip is not None and ip.is_loopback)
+
     def __str__(self) -> str:
         if self.kind == "unix":
             return f"unix:{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp:{host}:{self.port}"
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

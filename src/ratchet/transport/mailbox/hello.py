@@ -13,6 +13,8 @@ unblocks it when none comes.
 
 Each mac is HMAC-SHA256, under the key of the run, over a role, and both hellos whole: nonces,
 names, incarnations, run id and protocol version. So a proof fits one end of one connection only.
+A dialler that does not know the run yet says so with an empty run id, and learns it from the hello
+that the listener proves.
 The link is authenticated, not encrypted: it stays on the loopback interface.
 """
 
@@ -151,7 +153,8 @@ class Handshake:
                 f"{hello.name} speaks link protocol {hello.protocol} and {me.name} speaks "
                 f"{PROTOCOL}: run the same version of ratchet on both ends",
             )
-        if hello.run_id != me.run_id:
+        learns = not (me.run_id if self.dials else hello.run_id)
+        if hello.run_id != me.run_id and not learns:
             raise Refused(
                 "run", f"{hello.name} is of run {hello.run_id!r} and {me.name} of {me.run_id!r}"
             )

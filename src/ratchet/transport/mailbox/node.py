@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ratchet.errors import ActorDead, AuthFailed, ConfigError, RatchetError
+from ratchet.status import LinkRow
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import DeadLetters, Ref, Wait
 from ratchet.transport.mailbox.calls import Calls
@@ -52,9 +53,9 @@ class Node:
     Args:
         name: of this node, and of the actor that this process hosts.
         incarnation: differs each time the process starts.
-        address: where to listen.
+        address: where to listen; None for a visitor, who dials and cannot be dialled.
         key: secret of the run, at least 16 bytes; every node of a run has the same.
-        run_id: nodes of different runs do not talk to each other.
+        run_id: nodes of different runs do not talk to each other. A visitor may leave it empty.
         local: finds an actor of this process by name.
         locate: tells where the node that hosts an actor listens; asked before each dial. A
             `LookupError` or `OSError` means: not yet; it is asked again.
@@ -71,7 +72,7 @@ class Node:
         *,
         name: str,
         incarnation: str,
-        address: Address,
+        address: Address | None,
         key: bytes,
         run_id: str,
         local: Callable[[str], Ref | None],
@@ -129,8 +130,9 @@ class Node:
         Raises:
             ConfigError: the address is taken, or is not safe.
         """
-        self._listener = await self._wire.listen(self.address, self._accept)
-        self.address = self._listener.address
+        if self.address is not None:
+            self._listener = await self._wire.listen(self.address, self._accept)
+            self.address = self._listener.address
         self._tick()
         self.log.info("node_started", node=self.name, address=str(self.address))
 
@@ -157,6 +159,13 @@ class Node:
                 trouble=None if peer.trouble is None else str(peer.trouble),
             )
             for peer in self._peers.values()
+        )
+
+    def links(self) -> tuple[LinkRow, ...]:
+        """Return every link as it is now, as others may read it."""
+        return tuple(
+            LinkRow(p.name, p.connected, p.silent_s, p.num_queued, p.num_in_flight, p.trouble)
+            for p in self.peers()
         )
 
     def waits(self) -> tuple[Wait, ...]:

@@ -1,0 +1,1 @@
+"""`ratchet launch`: one role of a run on this node."""

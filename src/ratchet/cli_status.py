@@ -1,0 +1,1 @@
+"""`ratchet status`: what a run does, and what it waits for."""
