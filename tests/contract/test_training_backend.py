@@ -1,16 +1,19 @@
 """What every training backend promises, run on each of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.gang import SecondRank
 from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.backends.training.fsdp import create_backend
+from ratchet.backends.training.ranks import Leader
 from ratchet.types import RolloutGroup
 
 Body = Callable[[TrainingBackend], Awaitable[None]]
@@ -19,18 +22,27 @@ Body = Callable[[TrainingBackend], Awaitable[None]]
 class Harness:
     """Makes backends of one kind, runs a test body on each, and closes it."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, second: SecondRank | None) -> None:
         self.kind = kind
         self.folder = folder
+        self._second = second
         self._config = training_config(warm_start={"steps": 3, "batch_size": 8})
+        self._model = folder / "base"
+        if kind != "fake":
+            write_model(self._config, self._model)
+
+    def gang(self) -> AbstractContextManager[None]:
+        """Around a backend: the other ranks, where there are any."""
+        if self._second is None:
+            return nullcontext()
+        return self._second.meet(self._config.model_dump(mode="json"), self._model)
 
     def backend(self) -> TrainingBackend:
         if self.kind == "fake":
             return FakeBackend()
-        model_dir = self.folder / "base"
-        if not model_dir.exists():
-            write_model(self._config, model_dir)
-        return create_backend(self._config, model_dir)
+        backend = create_backend(self._config, self._model)
+        assert isinstance(backend, Leader) == (self.kind == "two ranks")
+        return backend
 
     def run(self, body: Body) -> None:
         async def main() -> None:
@@ -42,12 +54,23 @@ class Harness:
                 finally:
                     await backend.close()
 
-        asyncio.run(main())
+        with self.gang():
+            asyncio.run(main())
+        if self._second is not None:
+            assert self._second.ended() == "closed"
 
 
-@pytest.fixture(params=["fake", "fsdp"])
+@pytest.fixture(scope="module")
+def second_rank() -> Iterator[SecondRank]:
+    second = SecondRank()
+    yield second
+    second.stop()
+
+
+@pytest.fixture(params=["fake", "fsdp", "two ranks"])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-    return Harness(request.param, tmp_path)
+    second = request.getfixturevalue("second_rank") if request.param == "two ranks" else None
+    return Harness(request.param, tmp_path, second)
 
 
 @pytest.fixture
@@ -198,4 +221,5 @@ def test_nothing_works_before_start_or_after_close(harness: Harness) -> None:
             backend.read([])
         await backend.close()
 
-    asyncio.run(main())
+    with harness.gang():
+        asyncio.run(main())

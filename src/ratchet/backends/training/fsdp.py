@@ -6,7 +6,7 @@ order of the calls; the event loop only awaits it.
 
 Ranks: if the process has initialised torch.distributed before `start`, the model is sharded over
 all of its processes. Each of them then makes the same calls with the same arguments in the same
-order, and each gets the same reports.
+order, and each gets the same reports. `ranks.py` sees to that.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 
 from ratchet.algorithms.packing import rollout_rows
 from ratchet.algorithms.registry import make_advantage, make_loss
-from ratchet.backends.training.base import GradientReport, StepReport
+from ratchet.backends.training.base import GradientReport, StepReport, TrainingBackend
 from ratchet.backends.training.learner import Learner
+from ratchet.backends.training.ranks import lead
 from ratchet.config import Config
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.types import Prompt, RolloutGroup
@@ -30,9 +31,9 @@ from ratchet.types import Prompt, RolloutGroup
 T = TypeVar("T")
 
 
-def create_backend(config: Config, model_dir: Path) -> FsdpBackend:
-    """Return the backend that a configuration chooses as "fsdp"."""
-    return FsdpBackend(model_dir, config=config)
+def create_backend(config: Config, model_dir: Path) -> TrainingBackend:
+    """Return the backend that a configuration chooses as "fsdp"; rank 0's of several leads them."""
+    return lead(FsdpBackend(model_dir, config=config))
 
 
 class FsdpBackend:

@@ -27,7 +27,7 @@ from ratchet.backends.models import (
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.gradients import GradientPass
 from ratchet.backends.training.optimizer import Optimizer
-from ratchet.backends.training.sharding import current_ranks, shard, whole
+from ratchet.backends.training.sharding import current_ranks, max_over_ranks, shard, whole
 from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
 from ratchet.config import Config
 from ratchet.errors import RunFailed
@@ -40,7 +40,7 @@ class Learner:
     def __init__(self, model_dir: Path, config: Config, device_name: str | None) -> None:
         self.ranks = current_ranks()
         self._config = config
-        device = _device(device_name, self.ranks.rank)
+        self._device = device = _device(device_name, self.ranks.rank)
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_dir)
         model = load_model(model_dir, config.model.dtype)
         self._model: PreTrainedModel = model.to(device)
@@ -121,8 +121,11 @@ class Learner:
         return [whole(self._weights[name]) for name in names]
 
     def export(self, path: Path) -> None:
-        """Write a directory that appears whole or not at all; rank 0 writes."""
-        if path.exists():
+        """Write a directory that appears whole or not at all; rank 0 looks and writes, as the other
+        ranks may be on machines with other files.
+        """
+        taken = torch.tensor(self.ranks.rank == 0 and path.exists(), device=self._device)
+        if max_over_ranks(taken.to(torch.int32), self.ranks):
             msg = f"{path} is there already"
             raise FileExistsError(msg)
         model = self._plain_model()
