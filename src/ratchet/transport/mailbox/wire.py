@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ratchet.errors import ConfigError
 from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.credentials import Credentials
 
 _BACKLOG = 128
 
@@ -65,7 +66,15 @@ class _SocketListener:
 
 
 class SocketWire:
-    """Unix sockets of mode 0600 in a directory of mode 0700, and TCP on the loopback interface."""
+    """Unix sockets of mode 0600 in a directory of mode 0700, and TCP.
+
+    Args:
+        credentials: what keeps strangers out. Without, TCP is confined to this machine; with its
+            `tls`, all TCP is TLS. Unix sockets never are.
+    """
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
 
     async def listen(
         self, address: Address, accept: Callable[[], asyncio.BaseProtocol]
