@@ -158,6 +158,8 @@ class EndRun(Message, frozen=True):
     who: str
     status: EndStatus
     reason: str
+    term: Term | None = None
+    """of the trainer that is done; a fenced one ends nothing"""
 
 
 # --- to BufferActor

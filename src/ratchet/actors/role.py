@@ -17,7 +17,7 @@ from ratchet.errors import RunFailed
 from ratchet.messages import Down, EndRun, Message, RegisterRole, RoleRegistered, RunEnded
 from ratchet.status import EndStatus
 from ratchet.transport.mailbox.base import Ref
-from ratchet.types import RoleInfo
+from ratchet.types import RoleInfo, Term
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -72,9 +72,9 @@ class RoleActor(Actor[M]):
             self.system.run_ended = message
             self.stop()
 
-    def end_run(self, status: EndStatus, reason: str) -> None:
+    def end_run(self, status: EndStatus, reason: str, term: Term) -> None:
         """Stop in order, and tell everyone through the registry: the run is over."""
-        self.registry.tell(EndRun(self.name, status, reason))
+        self.registry.tell(EndRun(self.name, status, reason, term))
         self.run_ended(RunEnded(status, reason))
 
     async def wait_for(self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float) -> T:
