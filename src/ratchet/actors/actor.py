@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import threading
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -26,6 +26,7 @@ from ratchet.actors.system import System, current_actor
 from ratchet.actors.work import Answer
 from ratchet.errors import AskTimeout
 from ratchet.messages import Ask
+from ratchet.status import Fact
 from ratchet.transport.mailbox.base import Ref
 
 __all__ = ["Actor", "Answer", "LocalRef"]
@@ -106,6 +107,14 @@ class Actor(PykkaActor, Generic[M]):
         traceback: TracebackType | None,
     ) -> None:
         """Run when an exception ended the actor: in start, tell, child task or stop."""
+
+    def status(self) -> Mapping[str, Fact]:
+        """Say how it does, in a few plain facts: for `ratchet status`.
+
+        Called on the actor's loop, between two messages, once per `runtime.heartbeat_s`: it must
+        be cheap and change nothing.
+        """
+        return {}
 
     # --- what a subclass uses
 

@@ -19,7 +19,8 @@ The synchronous baseline is the same loop with one batch of room, freed only by 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
 from ratchet.actors.credits import Credits
@@ -50,6 +51,7 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.staleness import Position
+from ratchet.status import Fact
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import (
     Assignment,
@@ -115,12 +117,29 @@ class BufferActor(RoleActor[_Inbox]):
         self._handed: tuple[RequestBatch, BatchReady] | None = None
         self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
         self._workers: dict[str, RolloutStats] = {}
+        self._totals: Counter[str] = Counter()  # of the windows that were taken
         self._lease_timer = False
         self._flush_timer = False
 
     def on_stop(self) -> None:
         """Make the ledger durable."""
         self._table.close()
+
+    def status(self) -> Mapping[str, Fact]:
+        """Where the groups are, whether the trainer waits, and what was dropped so far."""
+        request, window, totals = self._request, self._table.window, self._totals
+        return {
+            "queue_groups": self._table.num_queued,
+            "in_flight_groups": self._table.num_in_flight,
+            "untrained_groups": len(self._untrained),
+            "capacity": self._capacity,
+            "batch_groups": self._config.batch_groups,
+            "request_step": None if request is None else request.step + 1,
+            "credit_groups": self._credits.num_free,
+            "dropped_groups": totals["dropped"] + window.dropped.total(),
+            "retried_groups": totals["retried"] + window.retried,
+            "reissued_groups": totals["reissued"] + window.reissued.total(),
+        }
 
     def receive(self, message: _Inbox) -> None:
         """Handle one message, then hand out whatever it made possible."""
@@ -364,6 +383,9 @@ class BufferActor(RoleActor[_Inbox]):
 
     def _stats(self, staleness: tuple[int, ...]) -> BufferStats:
         window = self._table.take_window()
+        self._totals["dropped"] += window.dropped.total()
+        self._totals["retried"] += window.retried
+        self._totals["reissued"] += window.reissued.total()
         return BufferStats(
             queue_groups=self._table.num_queued,
             in_flight_groups=self._table.num_in_flight,

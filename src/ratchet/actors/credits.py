@@ -24,6 +24,11 @@ class Credits:
         self._accounts: dict[str, _Account] = {}
         self._closed: set[tuple[str, str]] = set()
 
+    @property
+    def num_free(self) -> int:
+        """Groups that all workers together would take now."""
+        return sum(max(0, acc.granted - acc.used) for acc in self._accounts.values())
+
     def grant(self, worker: str, incarnation: str, total: int) -> None:
         """Take the running total of an incarnation, unless it has left: its last words may come
         after the news of its end.

@@ -87,6 +87,11 @@ class GroupTable:
         """Groups that count against the capacity: in flight and finished."""
         return len(self._in_flight) + len(self._queued)
 
+    @property
+    def window(self) -> Window:
+        """The counters since they were last taken."""
+        return self._window
+
     # --- issue and claim
 
     def claim(self, worker: tuple[str, str], until: float) -> Entry:

@@ -90,6 +90,11 @@ class Inbox:
         """Whether nothing more gets in."""
         return self._closed
 
+    @property
+    def depth(self) -> int:
+        """How many envelopes are queued. Safe from any thread."""
+        return len(self._queue)
+
     def empty(self) -> bool:
         """Whether nothing is queued."""
         return not self._queue

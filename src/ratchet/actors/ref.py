@@ -7,6 +7,8 @@ always has a deadline and ends in a `RatchetError`; nothing blocks a thread that
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, overload
 
 import pykka
@@ -15,6 +17,7 @@ from ratchet.actors.inbox import STOP, Envelope, Inbox
 from ratchet.actors.reply import Reply, running_loop
 from ratchet.actors.system import System, current_actor
 from ratchet.messages import Ask, Down, Message
+from ratchet.status import Fact
 from ratchet.transport.mailbox.base import Recipient
 
 R = TypeVar("R")
@@ -28,6 +31,7 @@ class LocalRef(pykka.ActorRef[Any]):
         self._system = system
         self._name = name
         self._inbox = inbox
+        self._status = weakref.WeakMethod(actor.status)
 
     def __str__(self) -> str:
         return f"{self.actor_class.__name__} {self._name} ({self.actor_urn})"
@@ -40,6 +44,16 @@ class LocalRef(pykka.ActorRef[Any]):
     def is_alive(self) -> bool:
         """Whether it still takes messages."""
         return not self._inbox.closed
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait to be handled. Safe from any thread."""
+        return self._inbox.depth
+
+    def status(self) -> Mapping[str, Fact]:
+        """What the actor says of itself; on its own loop only."""
+        status = self._status()
+        return status() if status is not None else {}
 
     def tell(self, message: Message) -> None:
         """Send and forget, from any thread. Never raises; to a dead actor it is a dead letter."""

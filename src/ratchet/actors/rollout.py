@@ -15,7 +15,7 @@ failed one, it serves nothing and takes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from ratchet.actors.generation import Generator, GroupFailure, Scorer
@@ -50,6 +50,7 @@ from ratchet.messages import (
     VersionUpdated,
     WeightsLoaded,
 )
+from ratchet.status import Fact
 from ratchet.transport.weights.base import WeightReceiver
 from ratchet.types import (
     Assignment,
@@ -114,6 +115,20 @@ class RolloutActor(RoleActor[_Inbox]):
         self._receiver.abort("the rollout worker stops")
         await self._receiver.close()
         await self._engine.close()
+
+    def status(self) -> Mapping[str, Fact]:
+        """What it holds and does; `busy_share` is of its whole life."""
+        stats = self._stats()
+        load = self._load
+        return {
+            "version": stats.version,
+            "loading": self._offered if load is not None and not load.done() else None,
+            "in_flight_groups": stats.in_flight_groups,
+            "finished_groups": stats.finished_groups,
+            "failed_groups": stats.failed_groups,
+            "busy_share": stats.busy_s / stats.uptime_s if stats.uptime_s > 0 else 0.0,
+            "paused_s": stats.paused_s,
+        }
 
     async def _start(self) -> None:
         await self._engine.start()

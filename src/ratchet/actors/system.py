@@ -12,19 +12,22 @@ import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from ratchet.actors.reply import Reply
 from ratchet.errors import ActorDead
 from ratchet.messages import Ask, Down, Message, RunEnded
-from ratchet.status import LinkRow
+from ratchet.status import DeadLetterRow, Fact, LinkRow
 from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, Wait, current_trace
 from ratchet.transport.mailbox.book import AddressBook
 
 R = TypeVar("R")
+
+_MAX_LETTERS: Final = 1024
+_OTHERS: Final = "(others)"
 
 current_actor: ContextVar[str | None] = ContextVar("current_actor", default=None)
 """Name of the actor that runs this code, a child task of it included; None outside."""
@@ -64,18 +67,25 @@ class ActorLog:
 
 
 class DeadLetterBox:
-    """Counts what could not be delivered, by (receiver, type, reason), and logs a warning."""
+    """Counts what could not be delivered, by (sender, receiver, type, reason), and logs a warning.
+
+    A reason may be free text: beyond `_MAX_LETTERS` different letters, new ones are counted
+    together, by type.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: Counter[tuple[str | None, str, str, str]] = Counter()
 
     @property
     def counts(self) -> dict[tuple[str, str, str], int]:
         """How often, by (receiver, message type, reason)."""
+        counts: Counter[tuple[str, str, str]] = Counter()
         with self._lock:
-            return dict(self._counts)
+            for (_, *letter), count in self._counts.items():
+                counts[letter[0], letter[1], letter[2]] += count
+        return dict(counts)
 
     @property
     def total(self) -> int:
@@ -83,12 +93,21 @@ class DeadLetterBox:
         with self._lock:
             return self._counts.total()
 
+    def most_frequent(self, num: int) -> tuple[DeadLetterRow, ...]:
+        """The letters that were counted most often, with who sent them."""
+        with self._lock:
+            most = self._counts.most_common(num)
+        return tuple(DeadLetterRow(*letter, count) for letter, count in most)
+
     def record(self, *, sender: str | None, receiver: str, message: Any, reason: str) -> None:
         """Note one message. Its content is not logged: it may be large."""
         kind = type(message).__name__
+        letter = (sender, receiver, kind, reason)
         with self._lock:
-            self._counts[receiver, kind, reason] += 1
-            count = self._counts[receiver, kind, reason]
+            if letter not in self._counts and len(self._counts) >= _MAX_LETTERS:
+                letter = (None, _OTHERS, kind, _OTHERS)
+            self._counts[letter] += 1
+            count = self._counts[letter]
         self._log.warning(
             "dead_letter",
             sender=sender,
@@ -142,6 +161,15 @@ class Living(Ref, Protocol):
 
     def is_alive(self) -> bool:
         """Whether it still takes messages."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait to be handled."""
+        ...
+
+    def status(self) -> Mapping[str, Fact]:
+        """What the actor says of itself; on its own loop only."""
         ...
 
 
@@ -256,6 +284,16 @@ class System:
         """The names of the actors that live here, in the order of their start."""
         with self._lock:
             return list(self._actors)
+
+    def depths(self) -> dict[str, int]:
+        """The messages that wait in each actor that lives here. Safe from any thread."""
+        with self._lock:
+            return {name: ref.depth for name, ref in self._actors.items()}
+
+    def facts(self, name: str) -> dict[str, Fact]:
+        """What an actor that lives here says of itself; on its loop only. Empty if none does."""
+        ref = self._actors.get(name)
+        return dict(ref.status()) if ref is not None else {}
 
     def register(self, ref: Living) -> None:
         """Give an actor its name. Called as it starts.

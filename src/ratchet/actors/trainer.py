@@ -20,7 +20,7 @@ run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, assert_never
 
@@ -49,7 +49,7 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.staleness import Position, UnknownVersion
-from ratchet.status import EndStatus
+from ratchet.status import EndStatus, Fact
 from ratchet.transport.weights.base import WeightSender
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
 
@@ -105,6 +105,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._bad_steps = 0
         self._stop_reason: str | None = None
         self._metrics = StepMetrics(self.now)
+        self._stepped_at: float | None = None
 
     def on_start(self) -> None:
         """Register, and start training in the background."""
@@ -125,6 +126,22 @@ class TrainerActor(RoleActor[_Inbox]):
     ) -> None:
         """Leave the cause where the launcher and the user look first."""
         self._summarise("failed", str(exception_value))
+
+    def status(self) -> Mapping[str, Fact]:
+        """Where training stands, who holds the weights, and what the next step waits for."""
+        publisher, batch, publishing = self._publisher, self._batch, self._publishing
+        return {
+            "step": self._step,
+            "version": publisher.version,
+            "term": publisher.term,
+            "live": publisher.live,
+            "holders": len(publisher.holders),
+            "engines": len(self._engines),
+            "waits_for_batch": batch is not None and not batch.done(),
+            "publishing": publishing is not None and not publishing.done(),
+            "last_step_s": None if self._stepped_at is None else self.now() - self._stepped_at,
+            "bad_steps": self._bad_steps,
+        }
 
     def receive(self, message: _Inbox) -> None:
         """Note what the training task waits for."""
@@ -171,7 +188,8 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._output.model(self._backend)
         status: EndStatus = "finished" if self._stop_reason is None else "stopped"
         self._summarise(status, self._stop_reason, eval_before=before, eval_after=after)
-        self.end_run(status, self._stop_reason or f"{self._step} steps are trained")
+        reason = self._stop_reason or f"{self._step} steps are trained"
+        self.end_run(status, reason, self._publisher.term)
 
     async def _begin(self) -> None:
         """Make version 0 live: it is published like every other."""
@@ -226,6 +244,7 @@ class TrainerActor(RoleActor[_Inbox]):
         trained = tuple(group.group_id for group in fresh) if applied else ()
         message = StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
         self.system.ref(BUFFER).tell(message)
+        self._stepped_at = self.now()
         if self._config.trainer.synchronous:
             await self._transferred()
             times.mark("publish_s")

@@ -167,6 +167,10 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             self.stop()
 
     def _end_run(self, message: EndRun) -> None:
+        newest = self._store.newest_term()
+        if message.term is not None and message.term < newest:
+            self.log.warning("end_fenced", by=message.who, term=message.term, newer=newest)
+            return
         if self._ended is not None:
             return
         note = self.log.error if message.status == "failed" else self.log.info
