@@ -3,9 +3,11 @@
 Consumes bytes and messages, produces messages and bytes; waits for nothing.
 
 A frame is a 4-byte big-endian length and one msgpack value of a closed union: `HelloFrame` before
-both ends have proved who they are, `LinkFrame` after. Envelopes ride in frames. A message is
-encoded once, as msgpack of `messages.WireMessage`, and rides in its envelope as raw bytes, so that
-a message that cannot be decoded spoils itself and not its link.
+both ends have proved who they are, `LinkFrame` after. Envelopes ride in frames, messages in
+envelopes, each encoded once. A frame is decoded in one go down to its messages, by a decoder that
+knows only the types whose form is bounded. What it refuses is decoded again with the messages left
+as raw bytes: one that is free in form is measured (`depth`) before it is decoded, and one that
+cannot be decoded spoils itself and not its link.
 
 Two lanes: `CONTROL` and `BULK`. What carries token ids or prompts (`BULK_MESSAGES`) goes on the
 bulk lane, and so do answers larger than one fragment; all else is control. Within a lane messages
@@ -16,7 +18,8 @@ speed does; only an answer, which follows on nothing but its question, is sorted
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeAlias, TypeVar, get_args
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar, Union, cast, get_args
 
 import msgspec
 import msgspec.inspect
@@ -30,7 +33,8 @@ from ratchet.messages import (
     PromptsClaimed,
     WireMessage,
 )
-from ratchet.transport.mailbox.depth import within_depth
+from ratchet.transport.mailbox.blobs import put_in, take_out
+from ratchet.transport.mailbox.depth import is_free_form, within_depth
 from ratchet.types import PolicyVersion
 
 PROTOCOL: Final = 1
@@ -44,8 +48,8 @@ BULK_MESSAGES: Final = frozenset({GroupFinished, GroupFailed, PromptsClaimed, Ba
 
 B = TypeVar("B")
 
-# --- envelopes: what travels in a session. B is a message where one is written, and raw bytes where
-# one is read
+# --- envelopes: what travels in a session. B is a message, or its raw bytes where it could not be
+# decoded with its frame
 
 
 class Tell(msgspec.Struct, Generic[B], frozen=True, array_like=True, tag="t"):
@@ -99,9 +103,17 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     reason: str
 
 
-Envelope: TypeAlias = (
-    Tell[msgspec.Raw] | Request[msgspec.Raw] | Answer[msgspec.Raw] | Failure | Watch | Ended
-)
+Body: TypeAlias = Message | msgspec.Raw
+Envelope: TypeAlias = Tell[Body] | Request[Body] | Answer[Body] | Failure | Watch | Ended
+
+
+class Laden(msgspec.Struct, Generic[B], frozen=True, array_like=True, tag="l"):
+    """An envelope whose message has left its large arrays behind: they follow, one by one, in the
+    pieces after it. `slots` are their places among all arrays of the message.
+    """
+
+    slots: tuple[int, ...]
+    envelope: Tell[B] | Request[B]
 
 
 # --- frames before the link is authenticated
@@ -147,23 +159,28 @@ HelloFrame: TypeAlias = Hello | Proof | Resume | Reject
 # --- frames of an open link; each carries the cumulative acks of both lanes
 
 
-class Data(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+class Data(msgspec.Struct, Generic[B], frozen=True, array_like=True, tag="d"):
     """Whole envelopes with the consecutive numbers `seq`, `seq + 1` ..."""
 
     acks: tuple[int, int]
     lane: int
     seq: int
-    items: list[Envelope]
+    items: list[Tell[B] | Request[B] | Answer[B] | Failure | Watch | Ended]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """A piece of one envelope; `more` pieces follow, or it is the last one."""
+    """A piece of one envelope, or of an array that it has left behind; `more` pieces follow, or it
+    is the last one.
+    """
 
     acks: tuple[int, int]
     lane: int
     seq: int
     more: bool
-    data: bytes
+    data: memoryview
+    """of the reader's buffer: to be copied before that is used again"""
+    cut: bool = False
+    """the envelope or array ends here, and the next piece begins another array"""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="k"):
@@ -178,29 +195,33 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     reason: str
 
 
-LinkFrame: TypeAlias = Data | Part | Ack | Bye
+LinkFrame: TypeAlias = Data[Body] | Part | Ack | Bye
 
 
-class RawData(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """`Data` as it is written: the envelopes are already encoded."""
-
-    acks: tuple[int, int]
-    lane: int
-    seq: int
-    items: list[msgspec.Raw]
-
-
+_WIRE_TYPES: Final = frozenset(get_args(WireMessage))
+_BOUNDED: Any = Union[  # noqa: UP007 - of a computed tuple
+    tuple(kind for kind in _WIRE_TYPES if not is_free_form(msgspec.inspect.type_info(kind)))
+]
+_RAW: Final = msgspec.Raw
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(HelloFrame)
-_link_decoder = msgspec.msgpack.Decoder(LinkFrame)
-_envelope_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+_link_decoders: Final = tuple(
+    msgspec.msgpack.Decoder(Data[body] | Part | Ack | Bye)  # type: ignore[valid-type]
+    for body in (_BOUNDED, _RAW)
+)
+_envelope_decoders: Final = tuple(
+    msgspec.msgpack.Decoder(Tell[body] | Request[body] | Answer[body] | Failure | Watch | Ended)  # type: ignore[valid-type]
+    for body in (_BOUNDED, _RAW)
+)
+_laden_decoder = msgspec.msgpack.Decoder(Laden[_BOUNDED])
+_bounded_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_BOUNDED)
 _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(WireMessage)
 
 HEADER_BYTES: Final = 4
 _REFUSED = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
 
-def pack(frame: HelloFrame | LinkFrame | RawData) -> bytearray:
+def pack(frame: HelloFrame | LinkFrame) -> bytearray:
     """Return the frame with its length in front."""
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(frame, buffer, HEADER_BYTES)
@@ -216,12 +237,30 @@ def unpack_hello(data: bytes | memoryview) -> HelloFrame:
         raise ProtocolError(f"not a frame of a hello: {error}") from None
 
 
+def pack_data(acks: tuple[int, int], lane: int, seq: int, envelopes: Sequence[bytes]) -> bytes:
+    """Return a `Data` of envelopes that are encoded already, with its length in front."""
+    empty = _encoder.encode(Data[Message](acks, lane, seq, []))
+    size = len(envelopes)
+    items = bytes((0x90 | size,)) if size < 16 else b"\xdd" + size.to_bytes(4, "big")
+    body = b"".join((empty[:-1], items, *envelopes))
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
 def unpack_link(data: bytes | memoryview) -> LinkFrame:
     """Decode a frame of an open link; `ProtocolError` if it is none."""
     try:
-        return _link_decoder.decode(data)
+        return cast("LinkFrame", _decode(_link_decoders, data))
     except _REFUSED as error:
         raise ProtocolError(f"not a frame of a link: {error}") from None
+
+
+def _decode(decoders: Sequence[msgspec.msgpack.Decoder[Any]], data: bytes | memoryview) -> Any:
+    """Decode with messages of a bounded form, or with raw ones if there is anything else."""
+    fast, raw = decoders
+    try:
+        return fast.decode(data)
+    except _REFUSED:
+        return raw.decode(data)
 
 
 def lane_of(message: Message) -> int:
@@ -235,7 +274,28 @@ def encode_envelope(envelope: Tell[Any] | Request[Any] | Answer[Any]) -> bytes:
     Raises:
         ProtocolError: the message is not one of the contract, or cannot be encoded.
     """
-    kind = type(envelope.body)
+    return _encode(envelope, envelope.body)
+
+
+def encode_parcel(envelope: Tell[Any] | Request[Any]) -> tuple[bytes, tuple[bytes, ...]]:
+    """Encode an envelope, less the large arrays of its message, and return those too.
+
+    Raises:
+        ProtocolError: the message is not one of the contract, or cannot be encoded.
+    """
+    message = envelope.body
+    try:
+        light, slots, arrays = take_out(message)
+    except (TypeError, AttributeError) as error:
+        raise ProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from None
+    if not slots:
+        return _encode(envelope, message), ()
+    envelope = msgspec.structs.replace(envelope, body=light)
+    return _encode(Laden(slots, envelope), message), arrays
+
+
+def _encode(envelope: Tell[Any] | Request[Any] | Answer[Any] | Laden[Any], message: Any) -> bytes:
+    kind = type(message)
     if kind not in _WIRE_TYPES:
         raise ProtocolError(f"{kind.__name__} is not a message that may cross a link")
     try:
@@ -249,63 +309,36 @@ def encode_note(envelope: Failure | Watch | Ended) -> bytes:
     return _encoder.encode(envelope)
 
 
-def decode_envelope(data: bytes | bytearray) -> Envelope:
-    """Decode an envelope; `ProtocolError` if it is none."""
+def decode_envelope(data: bytes, arrays: Sequence[bytes] = ()) -> Envelope:
+    """Decode an envelope, with the arrays that its message has left behind.
+
+    Raises:
+        ProtocolError: it is none, or the arrays are not those of the message.
+    """
     try:
-        return _envelope_decoder.decode(data)
-    except _REFUSED as error:
+        if not arrays:
+            return cast("Envelope", _decode(_envelope_decoders, data))
+        laden = _laden_decoder.decode(data)
+        put_in(laden.envelope.body, laden.slots, arrays)
+    except (*_REFUSED, ValueError) as error:
         raise ProtocolError(f"not an envelope: {error}") from None
+    return cast("Envelope", laden.envelope)
 
 
-def decode_body(body: msgspec.Raw | bytes, depth: int) -> Message:
-    """Decode a message; `ProtocolError` if it is none of the contract or nests too deep."""
-    if not _is_bounded(bytes(memoryview(body)[:_HEAD_BYTES])) and not within_depth(
-        bytes(body), depth
-    ):
-        raise ProtocolError(f"a message is nested more than {depth} deep")
+def decode_body(body: Body | bytes, depth: int) -> Message:
+    """Decode a message, if that has not happened with its frame.
+
+    Raises:
+        ProtocolError: it is none of the contract, or nests more than `depth` deep.
+    """
+    if isinstance(body, Message):
+        return body
+    try:
+        return _bounded_decoder.decode(body)
+    except _REFUSED:
+        if not within_depth(bytes(body), depth):
+            raise ProtocolError(f"a message is nested more than {depth} deep") from None
     try:
         return _body_decoder.decode(body)
     except _REFUSED as error:
         raise ProtocolError(f"not a message: {error}") from None
-
-
-# --- nesting
-
-
-def _holds_any(kind: msgspec.inspect.Type) -> bool:
-    """Tell whether a type leaves the form of a value open somewhere."""
-    if isinstance(kind, msgspec.inspect.AnyType):
-        return True
-    inner: list[msgspec.inspect.Type] = []
-    if isinstance(kind, msgspec.inspect.StructType):
-        inner = [field.type for field in kind.fields]
-    elif isinstance(kind, msgspec.inspect.UnionType):
-        inner = list(kind.types)
-    elif isinstance(kind, msgspec.inspect.DictType):
-        inner = [kind.key_type, kind.value_type]
-    elif isinstance(kind, msgspec.inspect.TupleType):
-        inner = list(kind.item_types)
-    elif isinstance(kind, msgspec.inspect.CollectionType):
-        inner = [kind.item_type]
-    return any(_holds_any(each) for each in inner)
-
-
-_WIRE_TYPES: Final = frozenset(get_args(WireMessage))
-_BOUNDED_TAGS: Final = frozenset(
-    each.__name__.encode()
-    for each in _WIRE_TYPES
-    if not _holds_any(msgspec.inspect.type_info(each))
-)
-_TYPE_KEY: Final = b"\xa4type"
-_HEAD_BYTES: Final = 40  # a map's header, the key "type" and a tag of up to 31 bytes
-
-
-def _is_bounded(head: bytes) -> bool:
-    """Tell whether the type of a message bounds its nesting, so that a walk over it is not needed.
-
-    Reads the tag where our encoder puts it: as the first pair of the map. A tag elsewhere costs a
-    walk, no more.
-    """
-    if not head.startswith(_TYPE_KEY, 1) or len(head) <= 6:
-        return False
-    return head[7 : 7 + (head[6] & 0x1F)] in _BOUNDED_TAGS

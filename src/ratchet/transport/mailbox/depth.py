@@ -1,11 +1,13 @@
-"""How deep a msgpack value nests, found without building it. Pure.
+"""How deep a msgpack value nests, found without building it, and which types need that. Pure.
 
-Consumes bytes; waits for nothing.
+Consumes bytes and types; waits for nothing.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec.inspect
 
 # kind of a msgpack value by its first byte: (bytes to skip, bytes of the length field, items per
 # unit of length); fixed containers and strings are told from the byte itself
@@ -60,3 +62,21 @@ def _step(data: bytes, at: int) -> tuple[int, int]:
     if (width := _EXT_LENGTH_BYTES.get(first)) is not None:
         return at + width + 1 + int.from_bytes(data[at : at + width], "big"), 0
     return at + _SCALAR_BYTES.get(first, 0), 0
+
+
+def is_free_form(kind: msgspec.inspect.Type) -> bool:
+    """Tell whether a type leaves the form of a value open somewhere, and with it the nesting."""
+    if isinstance(kind, msgspec.inspect.AnyType):
+        return True
+    inner: list[msgspec.inspect.Type] = []
+    if isinstance(kind, msgspec.inspect.StructType):
+        inner = [field.type for field in kind.fields]
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        inner = list(kind.types)
+    elif isinstance(kind, msgspec.inspect.DictType):
+        inner = [kind.key_type, kind.value_type]
+    elif isinstance(kind, msgspec.inspect.TupleType):
+        inner = list(kind.item_types)
+    elif isinstance(kind, msgspec.inspect.CollectionType):
+        inner = [kind.item_type]
+    return any(is_free_form(each) for each in inner)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from msgspec import Raw
 
 from ratchet import errors
 from ratchet.errors import ActorDead, HandlerFailed, ProtocolError, RatchetError
@@ -20,6 +22,7 @@ from ratchet.transport.mailbox.codec import (
     BULK,
     CONTROL,
     Answer,
+    Body,
     Ended,
     Envelope,
     Failure,
@@ -34,9 +37,6 @@ from ratchet.transport.mailbox.codec import (
 from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
-
-if TYPE_CHECKING:
-    from msgspec import Raw
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class Dispatcher:
     def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
         """Account for envelopes that did not reach `peer`."""
         for item in items:
-            envelope = decode_envelope(item.body)
+            envelope = decode_envelope(item.body, item.arrays)
             match envelope:
                 case Tell():
                     self._bury(envelope, str(error))
@@ -103,7 +103,7 @@ class Dispatcher:
             sender=self._name, receiver=receiver, message=message, reason=reason
         )
 
-    def _bury(self, envelope: Tell[Raw], reason: str) -> None:
+    def _bury(self, envelope: Tell[Body], reason: str) -> None:
         self._dead_letters.record(
             sender=envelope.sender,
             receiver=envelope.receiver,
@@ -111,12 +111,13 @@ class Dispatcher:
             reason=reason,
         )
 
-    def _readable(self, envelope: Tell[Raw] | Answer[Raw]) -> Message | bytes:
+    def _readable(self, envelope: Tell[Body] | Answer[Body]) -> Message | bytes:
         """Return the message, or its bytes if it is none."""
+        body = envelope.body
         try:
-            return decode_body(envelope.body, self._limits.depth)
+            return decode_body(body, self._limits.depth)
         except ProtocolError:
-            return bytes(envelope.body)
+            return bytes(body) if isinstance(body, Raw) else body
 
     # --- what arrives
 
@@ -126,14 +127,14 @@ class Dispatcher:
             raise ActorDead(f"there is no actor {receiver} in the process of {self._name}")
         return actor
 
-    def _on_tell(self, envelope: Tell[Raw]) -> None:
+    def _on_tell(self, envelope: Tell[Body]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             _hand(envelope, self._find(envelope.receiver).tell, message)
         except RatchetError as error:
             self._bury(envelope, str(error))
 
-    def _on_request(self, peer: Peer, envelope: Request[Raw]) -> None:
+    def _on_request(self, peer: Peer, envelope: Request[Body]) -> None:
         try:
             message = decode_body(envelope.body, self._limits.depth)
             if not isinstance(message, Ask):
@@ -164,7 +165,7 @@ class Dispatcher:
         elif not reply.cancelled() and reply.exception() is None:
             self.bury(peer.name, reply.result(), f"the life of {peer.name} that asked is over")
 
-    def _on_answer(self, envelope: Answer[Raw]) -> None:
+    def _on_answer(self, envelope: Answer[Body]) -> None:
         try:
             self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
         except ProtocolError as error:
@@ -201,7 +202,7 @@ class _RemoteWatcher:
             self._peer.send(CONTROL, encode_note(Ended(self._watch_id, message.reason)))
 
 
-def _hand(envelope: Tell[Raw] | Request[Raw], act: Callable[[M], R], message: M) -> R:
+def _hand(envelope: Tell[Body] | Request[Body], act: Callable[[M], R], message: M) -> R:
     """Act under the trace of the envelope. An actor's inbox should not raise; if it does, the
     error stays with this message and does not take down the link.
     """

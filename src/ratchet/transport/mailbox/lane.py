@@ -8,38 +8,84 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import msgspec
 
 from ratchet.errors import ProtocolError
-from ratchet.transport.mailbox.codec import Data, Envelope, Part, RawData, decode_envelope
+from ratchet.transport.mailbox.assembly import Assembly
+from ratchet.transport.mailbox.codec import Body, Data, Envelope, Part, pack, pack_data
 from ratchet.transport.mailbox.limits import Limits
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
 
 
-@dataclass(slots=True)
-class Item:
-    """An envelope on its way."""
+class Item(msgspec.Struct, eq=False):
+    """An envelope on its way, with the arrays that travel beside it."""
 
     body: bytes
     deadline: float
-    numbered: int = 0
-    """bytes of it that are in numbered pieces"""
-
-
-class _Piece(NamedTuple):
-    seq: int
-    item: Item
-    start: int
-    end: int
+    arrays: tuple[bytes, ...] = ()
+    section: int = 0
+    """what its next piece is of: 0 the envelope, n the n-th array"""
+    offset: int = 0
+    """where in that the next piece begins"""
 
     @property
-    def whole(self) -> bool:
-        return self.end - self.start == len(self.item.body)
+    def num_bytes(self) -> int:
+        """Size of all that travels."""
+        return len(self.body) + sum(map(len, self.arrays))
+
+    @property
+    def begun(self) -> bool:
+        """A piece of it is numbered, and another one is not."""
+        return self.section > 0 or self.offset > 0
+
+
+class _Batch(msgspec.Struct, eq=False):
+    """Whole envelopes that were sent in one frame: the pieces `first`, `first + 1` ..."""
+
+    first: int
+    items: list[Item]
+    num_bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.items) - 1
+
+    def drop(self, count: int) -> int:
+        """Forget what is acknowledged; return its size."""
+        size = sum(len(item.body) for item in self.items[:count])
+        self.items = self.items[count:]
+        self.first += count
+        self.num_bytes -= size
+        return size
+
+
+class _Fragment(msgspec.Struct, eq=False):
+    """One piece of a long envelope, or of an array."""
+
+    first: int
+    item: Item
+    data: memoryview
+    more: bool
+    cut: bool
+
+    @property
+    def last(self) -> int:
+        return self.first
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def items(self) -> list[Item]:
+        return [self.item]
+
+
+_Sent: TypeAlias = _Batch | _Fragment
 
 
 class Lane:
@@ -50,24 +96,24 @@ class Lane:
         self._limits = limits
         self.queue: deque[Item] = deque()
         self.queue_bytes = 0
-        self.flight: deque[_Piece] = deque()
+        self.flight: deque[_Sent] = deque()
         self.flight_bytes = 0
-        self._resend: deque[_Piece] = deque()
+        self._resend: deque[_Sent] = deque()
         self._last_seq = 0
+        self._acked = 0
         self.delivered = 0
-        self._partial = bytearray()
+        self._assembly: Assembly | None = None
 
     # --- out
 
     def push(self, item: Item) -> bool:
         """Queue an envelope; False if the queue is full."""
-        if (
-            len(self.queue) >= self._limits.queue_messages
-            or self.queue_bytes + len(item.body) > self._limits.queue_bytes
-        ):
+        size = item.num_bytes if item.arrays else len(item.body)
+        limits = self._limits
+        if len(self.queue) >= limits.queue_messages or self.queue_bytes + size > limits.queue_bytes:
             return False
         self.queue.append(item)
-        self.queue_bytes += len(item.body)
+        self.queue_bytes += size
         return True
 
     @property
@@ -75,97 +121,104 @@ class Lane:
         """Something waits to be written."""
         return bool(self.queue or self._resend)
 
-    def pull(self, acks: tuple[int, int]) -> RawData | Part | None:
+    @property
+    def num_in_flight(self) -> int:
+        """Pieces that are not acknowledged."""
+        return self._last_seq - self._acked
+
+    def pull(self, acks: tuple[int, int]) -> bytes | bytearray | None:
         """Return the next frame, or None if there is nothing to send or no room in the window."""
         if self._resend:
-            return self._pull_again(acks)
+            return self._as_frame(acks, self._resend.popleft())
         if not self.queue:
             return None
-        if self.queue[0].numbered or len(self.queue[0].body) > self._limits.fragment_bytes:
-            return self._pull_part(acks)
-        return self._pull_whole(acks)
-
-    def _pull_whole(self, acks: tuple[int, int]) -> RawData | None:
-        """Number envelopes that fit into one frame together, or one that fills it."""
-        queue, first = self.queue, self._last_seq + 1
-        items: list[msgspec.Raw] = []
-        size = 0
-        while queue:
-            item = queue[0]
-            taken = len(item.body)
-            if (items and size + taken > _BATCH_BYTES) or self._is_full(taken):
-                break
-            queue.popleft()
-            self._number(item, 0, taken)
-            items.append(msgspec.Raw(item.body))
-            size += taken
-        return RawData(acks, self.index, first, items) if items else None
-
-    def _pull_part(self, acks: tuple[int, int]) -> Part | None:
-        """Number the next fragment of a long envelope."""
-        item = self.queue[0]
-        end = min(item.numbered + self._limits.fragment_bytes, len(item.body))
-        if self._is_full(end - item.numbered):
+        sent = self._next_fragment() if self._is_long(self.queue[0]) else self._next_batch()
+        if sent is None:
             return None
-        if end == len(item.body):
-            self.queue.popleft()
-        return self._as_part(acks, self._number(item, item.numbered, end))
+        self._last_seq = sent.last
+        self.flight.append(sent)
+        self.flight_bytes += sent.num_bytes
+        self.queue_bytes -= sent.num_bytes
+        return self._as_frame(acks, sent)
 
-    def _pull_again(self, acks: tuple[int, int]) -> RawData | Part:
-        """Repeat pieces that were numbered before the connection was lost."""
-        first = self._resend.popleft()
-        if not first.whole:
-            return self._as_part(acks, first)
-        items, size = [msgspec.Raw(first.item.body)], first.end
-        while self._resend and self._resend[0].whole and size + self._resend[0].end <= _BATCH_BYTES:
-            piece = self._resend.popleft()
-            items.append(msgspec.Raw(piece.item.body))
-            size += piece.end
-        return RawData(acks, self.index, first.seq, items)
+    def _is_long(self, item: Item) -> bool:
+        """Tell whether an envelope does not travel whole."""
+        return bool(item.arrays) or len(item.body) > self._limits.fragment_bytes
 
     def _is_full(self, size: int) -> bool:
         """Tell whether the window has no room; an empty one takes anything."""
         return bool(self.flight) and (
-            len(self.flight) >= self._limits.window_messages
+            self.num_in_flight >= self._limits.window_messages
             or self.flight_bytes + size > self._limits.window_bytes
         )
 
-    def _number(self, item: Item, start: int, end: int) -> _Piece:
-        self._last_seq += 1
-        piece = _Piece(self._last_seq, item, start, end)
-        self.flight.append(piece)
-        self.flight_bytes += end - start
-        self.queue_bytes -= end - start
-        item.numbered = end
-        return piece
+    def _next_batch(self) -> _Batch | None:
+        """Number envelopes that fit into one frame together, or one that fills it."""
+        queue, limits = self.queue, self._limits
+        if self._is_full(len(queue[0].body)):
+            return None
+        items = [queue.popleft()]
+        size = len(items[0].body)
+        most = min(_BATCH_BYTES, limits.window_bytes - self.flight_bytes)
+        count = limits.window_messages - self.num_in_flight
+        while queue and len(items) < count:
+            item = queue[0]
+            taken = len(item.body)
+            if size + taken > most or item.arrays or taken > limits.fragment_bytes:
+                break
+            items.append(queue.popleft())
+            size += taken
+        return _Batch(self._last_seq + 1, items, size)
 
-    def _as_part(self, acks: tuple[int, int], piece: _Piece) -> Part:
-        body = piece.item.body
-        more = piece.end < len(body)
-        return Part(acks, self.index, piece.seq, more, body[piece.start : piece.end])
+    def _next_fragment(self) -> _Fragment | None:
+        """Number the next piece of a long envelope."""
+        item = self.queue[0]
+        section = item.arrays[item.section - 1] if item.section else item.body
+        begin = item.offset
+        end = min(begin + self._limits.fragment_bytes, len(section))
+        if self._is_full(end - begin):
+            return None
+        cut = end == len(section)
+        item.section, item.offset = (item.section + 1, 0) if cut else (item.section, end)
+        more = item.section <= len(item.arrays)
+        if not more:
+            self.queue.popleft()
+        data = memoryview(section)[begin:end]
+        return _Fragment(self._last_seq + 1, item, data, more, cut and more)
+
+    def _as_frame(self, acks: tuple[int, int], sent: _Sent) -> bytes | bytearray:
+        if isinstance(sent, _Batch):
+            return pack_data(acks, self.index, sent.first, [item.body for item in sent.items])
+        return pack(Part(acks, self.index, sent.first, sent.more, sent.data, sent.cut))
 
     def on_ack(self, seq: int) -> None:
         """The peer has every piece up to `seq`."""
+        if seq <= self._acked:
+            return
         if seq > self._last_seq:
             msg = f"the peer acknowledges piece {seq}; the last one sent is {self._last_seq}"
             raise ProtocolError(msg)
-        flight = self.flight
-        while flight and flight[0].seq <= seq:
-            piece = flight.popleft()
-            self.flight_bytes -= piece.end - piece.start
-        while self._resend and self._resend[0].seq <= seq:
-            self._resend.popleft()
+        self._acked = seq
+        flight, resend = self.flight, self._resend
+        while flight and flight[0].last <= seq:
+            self.flight_bytes -= flight.popleft().num_bytes
+        while resend and resend[0].last <= seq:
+            resend.popleft()
+        if flight and flight[0].first <= seq:
+            batch = flight[0]
+            assert isinstance(batch, _Batch)  # noqa: S101 - a fragment is one piece
+            self.flight_bytes -= batch.drop(seq + 1 - batch.first)
 
     def rewind(self) -> None:
         """Send again, on a new connection, everything that is not acknowledged."""
-        self._resend = deque(self.flight)
+        self._resend = self.flight.copy()
 
     def expire(self, now: float) -> Iterator[Item]:
         """Take what is past its deadline out of the queue; what is begun must be finished."""
-        begun = self.queue.popleft() if self.queue and self.queue[0].numbered else None
+        begun = self.queue.popleft() if self.queue and self.queue[0].begun else None
         while self.queue and self.queue[0].deadline <= now:
             item = self.queue.popleft()
-            self.queue_bytes -= len(item.body)
+            self.queue_bytes -= item.num_bytes
             yield item
         if begun is not None:
             self.queue.appendleft(begun)
@@ -173,17 +226,14 @@ class Lane:
     def outstanding(self) -> Iterator[Item]:
         """Yield, in order, each envelope that the peer has not acknowledged to its end."""
         last: Item | None = None
-        for piece in self.flight:
-            if piece.item is not last:
-                last = piece.item
-                yield last
-        for item in self.queue:
+        for item in (*(item for sent in self.flight for item in sent.items), *self.queue):
             if item is not last:
+                last = item
                 yield item
 
     # --- in
 
-    def _fresh(self, seq: int, count: int) -> int:
+    def _known(self, seq: int, count: int) -> int:
         """Return how many of the pieces `seq` ... are duplicates."""
         known = self.delivered + 1 - seq
         if seq < 1 or known < 0:
@@ -191,24 +241,21 @@ class Lane:
             raise ProtocolError(msg)
         return min(known, count)
 
-    def on_data(self, frame: Data) -> list[Envelope]:
+    def on_data(self, frame: Data[Body]) -> list[Envelope]:
         """Return the envelopes that are new."""
-        known = self._fresh(frame.seq, len(frame.items))
+        known = self._known(frame.seq, len(frame.items))
         items = frame.items[known:] if known else frame.items
-        if items and self._partial:
+        if items and self._assembly is not None:
             raise ProtocolError("an envelope was cut short by another one")
         self.delivered += len(items)
         return items
 
-    def on_part(self, frame: Part) -> list[Envelope]:
+    def on_part(self, part: Part) -> list[Envelope]:
         """Return the envelope that the fragment completes, if it does."""
-        if self._fresh(frame.seq, 1):
+        if self._known(part.seq, 1):
             return []
-        if len(self._partial) + len(frame.data) > self._limits.message_bytes:
-            raise ProtocolError(f"a message exceeds {self._limits.message_bytes} bytes")
+        assembly = self._assembly or Assembly(self._limits.message_bytes)
+        envelope = assembly.add(part)
         self.delivered += 1
-        self._partial += frame.data
-        if frame.more:
-            return []
-        whole, self._partial = self._partial, bytearray()
-        return [decode_envelope(whole)]
+        self._assembly = None if envelope is not None else assembly
+        return [] if envelope is None else [envelope]

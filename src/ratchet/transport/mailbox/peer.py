@@ -37,6 +37,12 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.session import Session
 
 _MAX_RETIRED: Final = 64
+_GATHER_S: Final = 50e-6
+"""What follows on a write within this time waits for what else this turn of the loop sends."""
+_GATHER_BYTES: Final = 16 << 10
+"""Gathered messages of this size are written at once: the peer need not wait for all of them."""
+_TURN_BYTES: Final = 1 << 20
+"""After so many bytes other work of the loop comes first, however fast the socket takes them."""
 
 SessionKey = tuple[str, str | None]
 
@@ -64,6 +70,8 @@ class Peer:
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._gathering = False
+        self._gathered_bytes = 0
+        self._written_at = -1.0
         self._ack_timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._wrote = False
@@ -87,42 +95,57 @@ class Peer:
 
     # --- sending
 
-    def send(self, lane: int, envelope: bytes) -> None:
-        """Queue an encoded envelope. What cannot be delivered comes back through `Hub.lost`."""
-        item = Item(envelope, self._loop.time() + self._limits.delivery_s)
+    def send(self, lane: int, envelope: bytes, arrays: tuple[bytes, ...] = ()) -> None:
+        """Queue an encoded envelope, and the arrays that travel beside it. What cannot be delivered
+        comes back through `Hub.lost`.
+        """
+        now = self._loop.time()
+        item = Item(envelope, now + self._limits.delivery_s, arrays)
         if self.failure is not None:
             self._hub.lost(self, [item], self.failure)
-        elif len(item.body) > self._limits.message_bytes:
-            text = f"{len(item.body)} bytes; a message may have {self._limits.message_bytes}"
+        elif item.num_bytes > self._limits.message_bytes:
+            text = f"{item.num_bytes} bytes; a message may have {self._limits.message_bytes}"
             self._hub.lost(self, [item], ProtocolError(text))
         elif not self.session.push(lane, item):
             self._hub.lost(self, [item], ActorDead(f"too much waits for {self.name} already"))
-        elif self._connection is not None:
-            self._schedule()
-        else:
+        elif self._connection is None:
             self._dialler.start()
+        elif self._gathering:
+            self._gathered_bytes += len(envelope)
+            if self._gathered_bytes >= _GATHER_BYTES:
+                self._pump()
+        elif now - self._written_at < _GATHER_S:
+            self._gather()
+        else:
+            self._written_at = now
+            self._pump()
 
-    def _schedule(self) -> None:
-        """Write at once what comes alone; what follows in the same turn of the loop is gathered."""
+    def _gather(self) -> None:
+        """Write at the end of this turn of the loop."""
         if not self._gathering:
             self._gathering = True
-            self._loop.call_soon(self._gathered)
-            self._pump()
+            self._gathered_bytes = 0
+            self._loop.call_soon(self._on_gathered)
 
-    def _gathered(self) -> None:
+    def _on_gathered(self) -> None:
         self._gathering = False
-        if self.session.has_more:
-            self._pump()
+        self._pump()
 
     def _pump(self) -> None:
-        """Write until the session has no more, or the socket is full."""
+        """Write until the session has no more, the socket is full, or others must have a turn."""
         connection = self._connection
         if connection is None:
             return
+        self._gathered_bytes = 0
+        left = _TURN_BYTES
         while not connection.paused and (frame := self.session.pull()) is not None:
             self._write(connection, frame)
+            left -= len(frame)
+            if left <= 0:
+                self._gather()
+                return
 
-    def _write(self, connection: Connection, frame: bytearray) -> None:
+    def _write(self, connection: Connection, frame: bytes | bytearray) -> None:
         self._wrote = True
         connection.write(frame)
 
@@ -143,7 +166,7 @@ class Peer:
         if envelopes:
             self._hub.deliver(self, envelopes)
         if self.session.has_more:
-            self._schedule()
+            self._gather()
         elif self.session.idle:
             self._hub.settled()
         if self.session.owes_much:
@@ -153,7 +176,7 @@ class Peer:
 
     def on_room(self) -> None:
         """The socket takes bytes again."""
-        self._schedule()
+        self._pump()
 
     def on_broken(self, connection: Connection, error: ProtocolError) -> None:
         """What the peer sends cannot be followed, and sending it again would not mend that."""
@@ -201,7 +224,7 @@ class Peer:
         self._opened_at = self._loop.time()
         self._heard = True
         self._hub.log.info("link_open", peer=self.name, incarnation=self.incarnation)
-        self._schedule()
+        self._gather()
         return True
 
     def _prefers(self, connection: Connection) -> bool:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from ratchet.errors import ActorDead, ProtocolError, RatchetError
 from ratchet.messages import Ask, Down, Message
 from ratchet.transport.mailbox.base import Recipient, Ref, current_trace
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import (
+    BULK,
     CONTROL,
     Request,
     Tell,
     Watch,
     encode_envelope,
     encode_note,
+    encode_parcel,
     lane_of,
 )
 from ratchet.transport.mailbox.dispatch import Dispatcher
@@ -55,9 +57,15 @@ class RemoteRef:
         trace_id, version = current_trace.get() or _NO_TRACE
         envelope = Tell(self._sender, self._peer.name, trace_id, version, message)
         try:
-            self._peer.send(lane_of(message), encode_envelope(envelope))
+            self._send(envelope)
         except ProtocolError as error:
             self._dispatcher.bury(self.name, message, str(error))
+
+    def _send(self, envelope: Tell[Any] | Request[Any]) -> None:
+        if lane_of(envelope.body) == CONTROL:
+            self._peer.send(CONTROL, encode_envelope(envelope))
+        else:
+            self._peer.send(BULK, *encode_parcel(envelope))
 
     def ask(
         self, message: Ask[R], *, block: Literal[False] = False, timeout: float
@@ -72,7 +80,7 @@ class RemoteRef:
         trace_id, version = current_trace.get() or _NO_TRACE
         envelope = Request(self._sender, self.name, trace_id, version, ask_id, timeout, message)
         try:
-            self._peer.send(lane_of(message), encode_envelope(envelope))
+            self._send(envelope)
         except ProtocolError as error:
             self._calls.fail(ask_id, error)
         return cast("asyncio.Future[R]", future)

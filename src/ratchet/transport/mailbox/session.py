@@ -20,6 +20,7 @@ from ratchet.transport.mailbox.codec import (
     BULK,
     CONTROL,
     Ack,
+    Body,
     Data,
     Envelope,
     Part,
@@ -52,17 +53,14 @@ class Session:
         """Queue an envelope for the peer; False if the queue is full."""
         return self._lanes[lane].push(item)
 
-    def pull(self) -> bytearray | None:
+    def pull(self) -> bytes | bytearray | None:
         """Return the next frame to write: control before bulk, each with acks; None if there is
         nothing, or no room in the window.
         """
         for lane in self._lanes:
-            if not lane.has_more:
-                continue
-            frame = lane.pull(self.delivered)
-            if frame is not None:
+            if lane.has_more and (frame := lane.pull(self.delivered)) is not None:
                 self._paid()
-                return pack(frame)
+                return frame
         return None
 
     def ack(self) -> bytearray:
@@ -73,7 +71,7 @@ class Session:
     def _paid(self) -> None:
         self._owed = self._owed_bytes = 0
 
-    def receive(self, frame: Data | Part | Ack, num_bytes: int) -> list[Envelope]:
+    def receive(self, frame: Data[Body] | Part | Ack, num_bytes: int) -> list[Envelope]:
         """Take a frame of `num_bytes`; return the envelopes that it completes, in order.
 
         Raises:
@@ -133,7 +131,7 @@ class Session:
     @property
     def num_in_flight(self) -> int:
         """Pieces that are not acknowledged."""
-        return sum(len(lane.flight) for lane in self._lanes)
+        return sum(lane.num_in_flight for lane in self._lanes)
 
     @property
     def idle(self) -> bool:
