@@ -7,11 +7,13 @@ TCP port of this machine, and names the registry of another.
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from ratchet.config import Config, parse_config
 from ratchet.transport.mailbox.address import Address
 from ratchet.types import RoleInfo, RoleKind
 
@@ -46,9 +48,17 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """address of the registry; for the registry itself, where it listens"""
     key: str
     """hex"""
+    config: str = ""
+    """resolved, TOML, of this node; several nodes may share one run directory"""
+    token_file: str | None = None
+    """where others find the key, as the registry notes in links.json"""
     tls: TlsFiles | None = None
     ranks: RankSpec | None = None
     level: str = "info"
+
+    def load_config(self) -> Config:
+        """Read the configuration of this node back."""
+        return parse_config(tomllib.loads(self.config))
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ class Placement:
     sockets: Path | None = None
     """directory of mode 0700 for Unix sockets; else roles listen on `host`"""
     host: str = "127.0.0.1"
+    config: str = ""
+    token_file: Path | None = None
     tls: TlsFiles | None = None
     ranks: RankSpec | None = None
 
@@ -76,6 +88,8 @@ class Placement:
             listen=str(self.registry if kind == "registry" else self._listen(name)),
             registry=str(self.registry),
             key=self.key.hex(),
+            config=self.config,
+            token_file=str(self.token_file) if self.token_file is not None else None,
             tls=self.tls,
             ranks=self.ranks if kind == "trainer" else None,
         )

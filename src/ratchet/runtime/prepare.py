@@ -1,4 +1,5 @@
-"""What is checked before a run is started or a file written: the task, its prompts, the model.
+"""What is checked before a run is started or a file written: the task, its prompts, the model,
+what keeps strangers out.
 
 Consumes a `Config`, produces the task or a `UserError`; waits for the disk only. It runs in the
 launcher, which stays light: torch is not loaded, and transformers only for a model from a
@@ -21,6 +22,7 @@ from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
 from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
+from ratchet.transport.mailbox.credentials import open_credentials
 from ratchet.transport.weights.registry import TRANSPORTS
 from ratchet.types import Prompt
 
@@ -35,9 +37,11 @@ def check_run(config: Config) -> Task:
 
     Raises:
         TaskError: if the task does not load or has too few prompts.
-        ConfigError: if the model is not there, or a prompt does not fit into it.
+        ConfigError: if the model, the token or a certificate is not there, or a prompt does not
+            fit into the model.
     """
     _check_names(config)
+    check_credentials(config)
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed)
     _check_counts(config, task)
@@ -52,6 +56,16 @@ def _check_names(config: Config) -> None:
     check_choice("weights.transport", config.weights.transport, TRANSPORTS)
     check_choice("algorithm.name", config.algorithm.name, LOSSES)
     check_choice("algorithm.advantage", config.algorithm.advantage, ADVANTAGES)
+
+
+def check_credentials(config: Config) -> None:
+    """Open what keeps strangers out, if the configuration names it.
+
+    Raises:
+        ConfigError: if it cannot be used.
+    """
+    if config.runtime.token_file is not None or config.runtime.tls is not None:
+        open_credentials(config.runtime.token_file, config.runtime.tls)
 
 
 def _check_counts(config: Config, task: Task) -> None:

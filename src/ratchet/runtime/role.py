@@ -34,6 +34,7 @@ from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.placement import RoleSpec
+from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.limits import Limits
@@ -57,12 +58,19 @@ class RoleOutcome(msgspec.Struct, frozen=True):
     """ "finished": the run is over | "run_failed": so it is, badly, but not through this role |
     "stopped": it was told to | "failed" | "user_error" """
     detail: str = ""
+    replaced: bool = False
+    """another process has taken the role's name: the run is the other's, and goes on"""
+
+
+_TAKEN: Final = "a newer process has taken the name"
+"""How a node refuses the link of a process that another one has replaced (`Node`)."""
 
 
 def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
     """Turn the reason for which an actor ended, "stopped" or "ErrorClass: text", into an outcome.
 
-    A model that an engine refuses while it loads is the user's to mend, and no restart helps.
+    A model that an engine refuses while it loads is the user's to mend, and no restart helps. So
+    are two processes with one name: the older one must not come back and fight for it.
 
     Args:
         reason: as a `Down` tells it.
@@ -72,6 +80,12 @@ def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
         return RoleOutcome("run_failed" if ended.status == "failed" else "finished", ended.reason)
     if reason == ORDERLY:
         return RoleOutcome("stopped")
+    if _TAKEN in reason:
+        detail = (
+            f"{reason[reason.index(_TAKEN) :]}, and this one ends: only one process of a run may"
+            " have a name (ratchet launch --node-rank)"
+        )
+        return RoleOutcome("user_error", detail, replaced=True)
     kind, _, text = reason.partition(": ")
     if kind in _USER_ERRORS:
         return RoleOutcome("user_error", text)
@@ -94,7 +108,7 @@ class EndOfActor:
 async def run_role(spec: RoleSpec) -> RoleOutcome:
     """Run the role until it ends or is told to."""
     run = RunDirectory(Path(spec.run_dir))
-    config = run.load_config()
+    config = spec.load_config() if spec.config else run.load_config()
     log = configure_logging(
         run.logs / f"{log_name(spec.role)}.jsonl",
         role=spec.role.name,
@@ -133,6 +147,9 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     log.info("role_starting", pid=os.getpid(), life=spec.role.incarnation)
     task = build_task(config.task, config.seed)
     await node.start()
+    if spec.role.kind == "registry":
+        links = Links(str(node.address), spec.run_id, spec.token_file, spec.tls)
+        write_links(run, links)
     role = msgspec.structs.replace(spec.role, address=str(node.address))
     ref = start_role(system, role, config=config, run=run, run_id=spec.run_id, task=task)
     route_library_logs()  # torch and transformers have come in with handlers of their own

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import secrets
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -24,6 +23,7 @@ import msgspec
 from ratchet.actors.role import REGISTRY
 from ratchet.config import Config, load_config, parse_config
 from ratchet.errors import ConfigError, RunFailed, UserError
+from ratchet.messages import EndRun
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.metrics import follow_metrics
 from ratchet.runtime.compose import role_names
@@ -31,26 +31,29 @@ from ratchet.runtime.local import run_in_process
 from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.prepare import check_run
 from ratchet.runtime.processes import LocalSupervisor
+from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
-from ratchet.runtime.rundir import create_run_directory
+from ratchet.runtime.rundir import create_run_directory, links_path
+from ratchet.runtime.visitor import visit
 from ratchet.tasks.base import Task
 from ratchet.tasks.registry import RewardedTask
 from ratchet.transport.mailbox.address import Address
-from ratchet.types import Prompt
-
-Reward = Callable[[Prompt, str], float]
+from ratchet.transport.mailbox.credentials import load_token
+from ratchet.types import RoleKind
 
 
 class Run:
     """One training run.
 
     Args:
-        config: a `Config`, plain data, or the path of a TOML file. directory: where the run lives;
-        `runs/NAME` by default. It must not exist yet. reward: replaces the task's score. With
-        processes it must be importable: a function at the top
-            level of a module or script (whose own work is under `if __name__ == "__main__"`).
+        config: a `Config`, plain data, or the path of a TOML file.
+        directory: where the run lives; `runs/NAME` by default. It must not exist yet.
+        reward: replaces the task's score. With processes it must be importable: a function at the
+            top level of a module or script (whose own work is under `if __name__ == "__main__"`).
         overrides: "section.key=value", as on the command line.
         in_process: run everything in this process.
+        roles: the kinds of roles to start, all by default. Without the trainer, say, a training
+            loop of your own joins the rest (`ratchet.join`), and its end, or `stop`, is the run's.
 
     Raises:
         UserError: if something cannot run; nothing was written.
@@ -64,12 +67,14 @@ class Run:
         reward: Reward | None = None,
         overrides: Sequence[str] = (),
         in_process: bool = False,
+        roles: Collection[RoleKind] | None = None,
     ) -> None:
         self.config = _resolve(config, overrides)
+        self._roles = _chosen(self.config, roles, in_process=in_process)
         self._in_process = in_process
         self._reward = reward if in_process else None
         if reward is not None and not in_process:
-            self.config = _with_reward(self.config, reward)
+            self.config = with_reward(self.config, reward)
         root = Path(directory) if directory is not None else Path("runs") / self.config.name
         self.run_id = uuid.uuid4().hex
         self._task = check_run(self.config)
@@ -193,17 +198,38 @@ class Run:
 
     async def _run_processes(self, log: Log) -> RoleOutcome:
         with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
-            placement = Placement(
-                roles=tuple(role_names(self.config)),
-                run_dir=self.directory.root,
-                run_id=self.run_id,
-                registry=Address("unix", f"{sockets}/{REGISTRY}.sock"),
-                key=secrets.token_bytes(32),
-                sockets=Path(sockets),
-                ranks=_ranks(self.config),
-            )
+            placement = self._place(Path(sockets))
             supervisor = LocalSupervisor(self.config, self.directory, placement=placement, log=log)
-            return await supervisor.run(self._stop, self._kill)
+            ending = asyncio.create_task(self._end_on_stop(placement, log))
+            try:
+                return await supervisor.run(self._stop, self._kill)
+            finally:
+                ending.cancel()
+                links_path(self.directory).unlink(missing_ok=True)
+
+    def _place(self, sockets: Path) -> Placement:
+        token_file = self.config.runtime.token_file or _make_token(sockets / "token")
+        return Placement(
+            roles=self._roles,
+            run_dir=self.directory.root,
+            run_id=self.run_id,
+            registry=Address("unix", str(sockets / f"{REGISTRY}.sock")),
+            key=load_token(token_file),
+            sockets=sockets,
+            config=self.config.to_toml(),
+            token_file=Path(token_file).resolve(),
+            ranks=_ranks(self.config),
+        )
+
+    async def _end_on_stop(self, placement: Placement, log: Log) -> None:
+        """A trainer of ours hears of a stop from its launcher; another one from the registry."""
+        if any(kind == "trainer" for kind, _ in placement.roles):
+            return
+        await self._stop.wait()
+        async with visit(
+            placement.registry, key=placement.key, log=log, run_id=self.run_id
+        ) as registry:
+            registry.end_run(EndRun("launcher", "stopped", "asked to stop"))
 
     def _scored_task(self) -> Task:
         return self._task if self._reward is None else RewardedTask(self._task, self._reward)
@@ -215,6 +241,30 @@ class Run:
             self._error = error
         finally:
             self._ended.set()
+
+
+def _chosen(
+    config: Config, kinds: Collection[RoleKind] | None, *, in_process: bool
+) -> tuple[tuple[RoleKind, str], ...]:
+    """Return the roles of the kinds that are wanted."""
+    everything = tuple(role_names(config))
+    if kinds is None:
+        return everything
+    known = {kind for kind, _ in everything}
+    if in_process or REGISTRY not in kinds or not known.issuperset(kinds):
+        msg = (
+            f"roles = {sorted(kinds)} cannot be started: give some of {sorted(known)}, the registry"
+            " among them, without in_process"
+        )
+        raise ConfigError(msg)
+    return tuple(role for role in everything if role[0] in kinds)
+
+
+def _make_token(path: Path) -> str:
+    """Write a new secret that only this user can read."""
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
+    return str(path)
 
 
 def _ranks(config: Config) -> RankSpec | None:
@@ -229,34 +279,3 @@ def _resolve(config: Config | Mapping[str, Any] | str | Path, overrides: Sequenc
         msg = "overrides go with the path of a file; change the data itself instead"
         raise ConfigError(msg)
     return config if isinstance(config, Config) else parse_config(config)
-
-
-def _with_reward(config: Config, reward: Reward) -> Config:
-    """Name a function such that another process can import it."""
-    module = inspect.getmodule(reward)
-    name = getattr(reward, "__qualname__", "")
-    if module is None or not name or "<" in name or "." in name:
-        msg = (
-            f"reward {reward!r} cannot be imported by another process: define it at the top level"
-            " of a module or script, or use in_process=True"
-        )
-        raise ConfigError(msg)
-    task = config.task.model_copy(update={"reward": f"{_source(module)}:{name}"})
-    return config.model_copy(update={"task": task})
-
-
-def _source(module: ModuleType) -> str:
-    """Name a module such that a process with another import path finds it."""
-    spec = module.__spec__
-    if spec is not None and module.__package__:
-        return spec.name  # also of `python -m package.module`, whose __name__ is "__main__"
-    file = Path(getattr(module, "__file__", None) or "<none>")
-    if file.is_file():
-        return str(file.resolve())
-    if module.__name__ != "__main__":
-        return module.__name__
-    msg = (
-        "a reward that was typed into a notebook or an interactive session cannot be imported by"
-        " another process: put it into a file, or use in_process=True"
-    )
-    raise ConfigError(msg)

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 from tests.helpers.config import small_config
 
-from ratchet.messages import Down, StopTraining
+from ratchet.messages import Down, RunEnded, StopTraining
+from ratchet.runtime.placement import Placement
 from ratchet.runtime.role import (
     EndOfActor,
     RoleOutcome,
-    RoleSpec,
-    address_of,
     log_name,
     outcome_of,
 )
-from ratchet.runtime.rundir import create_run_directory
+from ratchet.runtime.rundir import create_run_directory, read_links
+from ratchet.transport.mailbox.address import Address
 from ratchet.types import RoleInfo
 
 
@@ -38,10 +38,32 @@ from ratchet.types import RoleInfo
         ("ConfigError: model.path: no", RoleOutcome("user_error", "model.path: no")),
         ("TaskError: no prompts", RoleOutcome("user_error", "no prompts")),
         ("UserError: damaged", RoleOutcome("user_error", "damaged")),
+        (
+            "RunFailed: buffer has lost the registry: it died",
+            RoleOutcome("failed", "RunFailed: buffer has lost the registry: it died"),
+        ),
     ],
 )
 def test_the_end_of_an_actor_is_judged_by_its_reason(reason: str, outcome: RoleOutcome) -> None:
     assert outcome_of(reason) == outcome
+
+
+def test_the_end_of_the_run_is_told_apart_from_a_stop() -> None:
+    over = RunEnded("finished", "3 steps are trained")
+    assert outcome_of("stopped", over) == RoleOutcome("finished", "3 steps are trained")
+    assert outcome_of("stopped", RunEnded("failed", "x")) == RoleOutcome("run_failed", "x")
+    assert outcome_of("RunFailed: y", over).status == "failed"
+
+
+def test_who_was_replaced_does_not_come_back() -> None:
+    reason = (
+        "RunFailed: rollout-0 has lost the registry: registry refuses the link: a newer process has"
+        " taken the name rollout-0"
+    )
+    outcome = outcome_of(reason)
+    assert (outcome.status, outcome.replaced) == ("user_error", True)
+    assert outcome.detail.startswith("a newer process has taken the name rollout-0, and this one")
+    assert "--node-rank" in outcome.detail
 
 
 def test_an_actor_ends_once() -> None:
@@ -56,10 +78,10 @@ def test_an_actor_ends_once() -> None:
     asyncio.run(main())
 
 
-def test_names_of_logs_and_sockets() -> None:
+def test_names_of_logs() -> None:
     assert log_name(RoleInfo("buffer", "buffer", "x")) == "buffer-0"
     assert log_name(RoleInfo("rollout", "rollout-3", "x")) == "rollout-3"
-    assert str(address_of("/s", "rollout-3")) == "unix:/s/rollout-3.sock"
+    assert log_name(RoleInfo("trainer", "trainer-0", "x")) == "trainer-0"
 
 
 class Role:
@@ -69,9 +91,17 @@ class Role:
         self.run = create_run_directory(tmp_path / "run", small_config(**sections))
         sockets = tmp_path / "sockets"
         sockets.mkdir(mode=0o700)
-        role = RoleInfo(kind, kind, "life-1")  # type: ignore[arg-type]
         self.key = "ab" * 32
-        spec = RoleSpec(role, str(self.run.root), "run-id", str(sockets), self.key)
+        placement = Placement(
+            roles=(),
+            run_dir=self.run.root,
+            run_id="run-id",
+            registry=Address("unix", f"{sockets}/registry.sock"),
+            key=bytes.fromhex(self.key),
+            sockets=sockets,
+            token_file=tmp_path / "token",
+        )
+        spec = placement.spec(kind, kind, "life-1")  # type: ignore[arg-type]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ratchet.runtime.role"],
             stdin=subprocess.PIPE,
@@ -140,6 +170,10 @@ def test_a_signal_ends_it_in_order_and_its_log_has_no_key(tmp_path: Path) -> Non
     finally:
         role.process.kill()
     assert (code, msgspec.json.decode(line, type=RoleOutcome)) == (0, RoleOutcome("stopped"))
+    links = read_links(role.run)  # for whoever wants to join
+    assert links is not None
+    assert (links.run_id, links.token_file) == ("run-id", f"{tmp_path}/token")
+    assert links.registry == f"unix:{tmp_path}/sockets/registry.sock"
     log = (role.run.logs / "registry-0.jsonl").read_text()
     assert role.key not in log
     assert json.loads(log.splitlines()[-1])["event"] == "role_ended"
