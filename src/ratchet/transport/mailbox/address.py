@@ -13,7 +13,10 @@ from typing import Literal
 
 from ratchet.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+# The last label has a letter: to a resolver "0" and "0x0" are old ways to write an IP address, and
+# that one is every interface.
+_NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!0[xX])(?![0-9]+$){_LABEL}")
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, less its closing zero
 
 
@@ -82,6 +85,11 @@ class Address:
         ip = _ip(self.host)
         return self.kind == "unix" or (ip is not None and ip.is_loopback)
 
+    @property
+    def is_name(self) -> bool:
+        """The name of a machine: one may dial it and not listen there."""
+        return self.kind == "tcp" and _ip(self.host) is None
+
     def __str__(self) -> str:
         if self.kind == "unix":
             return f"unix:{self.host}"
@@ -91,6 +99,8 @@ class Address:
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip

@@ -20,6 +20,7 @@ from ratchet.transport.mailbox.codec import (
 from ratchet.transport.mailbox.hello import Handshake, Refused
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
+from ratchet.transport.mailbox.tls import Guest, begins_like_tls, not_both_tls
 
 _READ_BYTES = 256 << 10
 _REASON_CHARACTERS = 1000  # a reason fits into a frame of a hello
@@ -66,7 +67,7 @@ class Host(Protocol):
         ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(Guest):
     """A connection of either end, from its first byte to its last."""
 
     def __init__(self, host: Host, handshake: Handshake, limits: Limits) -> None:
@@ -81,6 +82,8 @@ class Connection(asyncio.BufferedProtocol):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         """ends when the hello is over; an error says why there is no link"""
         self.opened.add_done_callback(_retrieve)
+        self.remote = ""
+        """where the other end is, for people to read"""
         self.paused = False
         self.closed = False
 
@@ -90,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         """Start the hello."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what asyncio promises
         self._transport = transport
+        self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
         self._timer = self._loop.call_later(self._limits.hello_s, self._on_late)
         self._host.on_made(self)
@@ -107,12 +111,17 @@ class Connection(asyncio.BufferedProtocol):
             for view in self._reader.written(nbytes):
                 if self.closed:
                     return
-                self._on_frame(view)
+                if self._link is not None:
+                    self._link.on_frame(self, unpack_link(view), len(view))
+                else:
+                    self._on_hello(view)
         except Refused as refusal:
             self.refuse(refusal)
         except ProtocolError as error:
             if self._link is not None:
                 self._link.on_broken(self, error)
+            elif begins_like_tls(self._reader.unread):
+                self.refuse(not_both_tls())
             else:
                 self._give_up(error)
 
@@ -162,10 +171,7 @@ class Connection(asyncio.BufferedProtocol):
             self.write(pack(Reject(refusal.kind, str(refusal)[:_REASON_CHARACTERS])))
         self._finish(refusal)
 
-    def _on_frame(self, view: memoryview) -> None:
-        if self._link is not None:
-            self._link.on_frame(self, unpack_link(view), len(view))
-            return
+    def _on_hello(self, view: memoryview) -> None:
         reply = self.handshake.receive(unpack_hello(view))
         if reply is not None:
             self.write(reply)
@@ -183,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
             self.opened.set_result(None)
 
     def _on_late(self) -> None:
-        self._give_up(ProtocolError(f"the hello took longer than {self._limits.hello_s} s"))
+        self._give_up(ProtocolError(f"the hello took longer than {self._limits.hello_s:g} s"))
 
     def _give_up(self, error: Exception) -> None:
         self._host.on_hello_failed(self, error)
@@ -191,6 +197,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, error: Exception) -> None:
         self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
         self.close()
@@ -200,3 +208,8 @@ def _retrieve(future: asyncio.Future[None]) -> None:
     """Mark the error as seen: the listening end has nobody who awaits it."""
     if not future.cancelled():
         future.exception()
+
+
+def _readable(peername: object) -> str:
+    """Return "HOST:PORT"; the ends of a Unix socket have no name."""
+    return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else "a Unix socket"

@@ -15,7 +15,7 @@ Each mac is HMAC-SHA256, under the key of the run, over a role, and both hellos 
 names, incarnations, run id and protocol version. So a proof fits one end of one connection only.
 A dialler that does not know the run yet says so with an empty run id, and learns it from the hello
 that the listener proves.
-The link is authenticated, not encrypted: it stays on the loopback interface.
+The hello authenticates the link and encrypts nothing: between machines that is for the TLS below.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ratchet.transport.mailbox.codec import (
 from ratchet.transport.mailbox.session import Session
 
 NONCE_BYTES: Final = 32
-RejectKind = Literal["key", "run", "protocol", "name", "replaced", "busy"]
-_AUTH_KINDS: Final = frozenset({"key", "run", "protocol"})
+RejectKind = Literal["tls", "key", "run", "protocol", "name", "replaced", "busy"]
+_AUTH_KINDS: Final = frozenset({"tls", "key", "run", "protocol"})
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class Node:
         handshake = Handshake(self._me, nonce, self._session_with, wanted=wanted)
         return Connection(self, handshake, self._limits)
 
-    def _accept(self) -> asyncio.BaseProtocol:
+    def _accept(self) -> Connection:
         return self._connection(wanted=None)
 
     def on_made(self, connection: Connection) -> None:

@@ -28,6 +28,11 @@ class FrameReader:
         self._limit = limit
         self._make_room(room)
 
+    @property
+    def unread(self) -> memoryview:
+        """What was not taken for a frame."""
+        return memoryview(self._buffer)[self._start : self._end]
+
     def buffer(self) -> memoryview:
         """Return where the next bytes are to be written."""
         if self._start == self._end:

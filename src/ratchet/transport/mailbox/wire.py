@@ -16,6 +16,7 @@ from typing import Protocol
 from ratchet.errors import ConfigError
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials
+from ratchet.transport.mailbox.tls import Guest, TlsEnd
 
 _BACKLOG = 128
 
@@ -38,13 +39,11 @@ class Wire(Protocol):
     nobody listens there.
     """
 
-    async def listen(
-        self, address: Address, accept: Callable[[], asyncio.BaseProtocol]
-    ) -> Listener:
+    async def listen(self, address: Address, accept: Callable[[], Guest]) -> Listener:
         """Listen, with a new protocol for each connection."""
         ...
 
-    async def dial(self, address: Address, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def dial(self, address: Address, protocol: Callable[[], Guest]) -> None:
         """Connect the protocol."""
         ...
 
@@ -76,33 +75,60 @@ class SocketWire:
     def __init__(self, credentials: Credentials | None = None) -> None:
         self._credentials = credentials
 
-    async def listen(
-        self, address: Address, accept: Callable[[], asyncio.BaseProtocol]
-    ) -> Listener:
+    async def listen(self, address: Address, accept: Callable[[], Guest]) -> Listener:
         """Bind and listen.
 
         Raises:
-            ConfigError: the address is in use, or the socket's directory is open to other users.
+            ConfigError: the address is in use, is not one of this machine's, or could be reached by
+                those who must not.
         """
         loop = asyncio.get_running_loop()
         if address.kind == "unix":
             sock, inode = _bind_unix(Path(address.host))
             server = await loop.create_unix_server(accept, sock=sock, backlog=_BACKLOG)
             return _SocketListener(server, address, inode)
+        _check_door(address, self._credentials)
+        door = self._secured(accept, server_side=True)
         try:
-            server = await loop.create_server(accept, address.host, address.port, backlog=_BACKLOG)
+            server = await loop.create_server(door, address.host, address.port, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(f"address {address} cannot be bound: {error.strerror}") from error
         port = server.sockets[0].getsockname()[1]
         return _SocketListener(server, Address("tcp", address.host, port), None)
 
-    async def dial(self, address: Address, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def dial(self, address: Address, protocol: Callable[[], Guest]) -> None:
         """Connect."""
         loop = asyncio.get_running_loop()
         if address.kind == "unix":
             await loop.create_unix_connection(protocol, address.host)
         else:
-            await loop.create_connection(protocol, address.host, address.port)
+            secured = self._secured(protocol, server_side=False)
+            await loop.create_connection(secured, address.host, address.port)
+
+    def _secured(
+        self, guest: Callable[[], Guest], *, server_side: bool
+    ) -> Callable[[], asyncio.BaseProtocol]:
+        tls = None if self._credentials is None else self._credentials.tls
+        if tls is None:
+            return guest
+        context = tls.server if server_side else tls.client
+        return lambda: TlsEnd(guest(), context, server_side=server_side)
+
+
+def _check_door(address: Address, credentials: Credentials | None) -> None:
+    if address.is_name:
+        msg = (
+            f"address {address}: {address.host!r} is a name, for others to dial; to listen, give "
+            "the IP address of this machine that they reach"
+        )
+        raise ConfigError(msg)
+    if not address.is_local and credentials is None:
+        msg = (
+            f"address {address} can be reached from other machines, and nothing keeps strangers "
+            "out: give runtime.token_file (a secret file of mode 0600, the same on every node) or "
+            "runtime.tls (ca, cert, key), or use 127.0.0.1"
+        )
+        raise ConfigError(msg)
 
 
 def _bind_unix(path: Path) -> tuple[socket.socket, int]:
