@@ -1,16 +1,25 @@
-"""An asyncio event loop whose time is virtual.
+"""An asyncio event loop whose time is virtual, shared by simulated processes.
 
 When nothing is ready, time jumps to the next timer instead of waiting for it, so that an hour of
 timeouts passes in milliseconds, and passes the same way each time. When nothing is ready and no
 timer is left, nothing can ever happen again: `Deadlock`. A simulation uses no threads: one that
 calls in while the loop still has something to do is heard, but when is up to the scheduler.
+
+Every callback belongs to the `Process` in whose context it was scheduled, or to none: that is the
+simulation itself. What is ready at the same moment runs in the order of its scheduling within a
+process, and in a seeded order between processes, as nothing orders those in reality. A process has
+a monotonic clock of its own, can be stopped (its callbacks wait until it goes on, as after a
+SIGSTOP), and can die: then nothing of it ever runs again, not even a `finally`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import random
 import selectors
 from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +27,97 @@ T = TypeVar("T")
 
 class Deadlock(RuntimeError):  # noqa: N818 - reads as the event it reports
     """Nothing is ready, no timer is left, and what was to be run is not done."""
+
+
+class Process:
+    """One life of a simulated process.
+
+    Args:
+        name: what it is called; its next life is another object.
+        offset: of its monotonic clock, seconds; the clocks of two machines have nothing in common.
+        rate: seconds of its clock per second of the simulation.
+    """
+
+    def __init__(self, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
+        self.name = name
+        self.dead = False
+        self._offset = offset
+        self._rate = rate
+        self._held: list[asyncio.Handle] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name}>"
+
+    def local(self, now: float) -> float:
+        """What its clock shows at a second of the simulation."""
+        return self._offset + self._rate * now
+
+    def at(self, local: float) -> float:
+        """The second of the simulation at which its clock shows this."""
+        return (local - self._offset) / self._rate
+
+    @property
+    def runs(self) -> bool:
+        """It is neither stopped nor dead."""
+        return self._held is None
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function inside it: what that schedules belongs to it."""
+        return self.context().run(function, *args)
+
+    def context(self) -> Context:
+        """A context for a callback of it."""
+        context = copy_context()
+        context.run(current_process.set, self)
+        return context
+
+    def stop(self) -> None:
+        """Let nothing of it run until `go_on`: SIGSTOP."""
+        if self._held is None:
+            self._held = []
+
+    def go_on(self, loop: VirtualLoop) -> None:
+        """Run what has become due meanwhile: SIGCONT."""
+        if self.dead or self._held is None:
+            return
+        held, self._held = self._held, None
+        loop.resume(held)
+
+    def die(self) -> None:
+        """Let nothing of it run any more."""
+        self.stop()
+        self.dead = True
+
+    def hold(self, handle: asyncio.Handle) -> bool:
+        """Keep a callback that may not run now; False if it may."""
+        if self._held is None:
+            return False
+        if not self.dead:
+            self._held.append(handle)
+        return True
+
+
+current_process: ContextVar[Process | None] = ContextVar("current_process", default=None)
+
+
+class _Handle(asyncio.Handle):
+    process: Process | None = None
+
+    def _run(self) -> None:
+        if self.process is None or not self.process.hold(self):
+            super()._run()  # type: ignore[misc]
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    process: Process | None = None
+
+    def when(self) -> float:
+        when: float = self._when  # type: ignore[attr-defined]
+        return when if self.process is None else self.process.local(when)
+
+    def _run(self) -> None:
+        if self.process is None or not self.process.hold(self):
+            super()._run()  # type: ignore[misc]
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -44,25 +144,112 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     Args:
         explain: called on a deadlock; its text becomes part of the error, for instance the table of
             waits. By default the names of the pending tasks.
+        seed: of the order between processes; None keeps the order of scheduling.
     """
 
-    def __init__(self, explain: Callable[[], str] | None = None) -> None:
+    def __init__(self, explain: Callable[[], str] | None = None, seed: int | None = None) -> None:
         self._virtual = _JumpingSelector(explain or self._pending)
+        self._order = None if seed is None else random.Random(f"order/{seed}")
         super().__init__(self._virtual)
 
-    def time(self) -> float:
-        """Virtual seconds."""
+    @property
+    def now(self) -> float:
+        """Virtual seconds, whichever process asks."""
         return self._virtual.now
+
+    def time(self) -> float:
+        """Virtual seconds, by the clock of the process that asks."""
+        process = current_process.get()
+        return self._virtual.now if process is None else process.local(self._virtual.now)
+
+    def call_in(
+        self, process: Process | None, delay_s: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """Call something inside a process, or outside all, in seconds of the simulation."""
+        context = copy_context()
+        context.run(current_process.set, process)
+        return self._schedule(self._virtual.now + delay_s, callback, args, context, process)
+
+    def resume(self, handles: list[asyncio.Handle]) -> None:
+        """Make callbacks ready that were held back."""
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    # --- what asyncio calls
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule by the clock of the process that asks."""
+        process = _process_of(context)
+        if process is not None:
+            when = process.at(when)
+        return self._schedule(when, callback, args, context, process)
+
+    def _schedule(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+        process: Process | None,
+    ) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        timer.process = process
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def _call_soon(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        handle.process = _process_of(context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Create a task of the process that asks, also in a context of its own."""
+        if context is not None and current_process not in context:
+            context.run(current_process.set, current_process.get())
+        return super().create_task(coro, name=name, context=context)
+
+    def _run_once(self) -> None:
+        if self._order is not None and len(self._ready) > 1:  # type: ignore[has-type]
+            groups: dict[Process | None, list[asyncio.Handle]] = {}
+            for handle in self._ready:  # type: ignore[has-type]
+                groups.setdefault(getattr(handle, "process", None), []).append(handle)
+            if len(groups) > 1:
+                order = list(groups.values())
+                self._order.shuffle(order)
+                self._ready.clear()  # type: ignore[has-type]
+                for group in order:
+                    self._ready.extend(group)  # type: ignore[has-type]
+        super()._run_once()  # type: ignore[misc]
 
     def _pending(self) -> str:
         return "pending: " + ", ".join(sorted(t.get_name() for t in asyncio.all_tasks(self)))
 
 
-def run_virtual(main: Coroutine[Any, Any, T], *, explain: Callable[[], str] | None = None) -> T:
+def _process_of(context: Context | None) -> Process | None:
+    return current_process.get() if context is None else context.get(current_process)
+
+
+def run_virtual(
+    main: Coroutine[Any, Any, T],
+    *,
+    explain: Callable[[], str] | None = None,
+    seed: int | None = None,
+) -> T:
     """`asyncio.run` in virtual time.
 
     Raises:
         Deadlock: `main` waits for something that can never happen.
     """
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(explain)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(explain, seed)) as runner:
         return runner.run(main)

@@ -61,13 +61,14 @@ def check(world: World, num_steps: int) -> None:
     assert counts["trained"] == num_steps * world.config.buffer.batch_groups
 
 
-def test_an_hour_of_training_in_under_a_second_and_the_same_again() -> None:
+def test_an_hour_of_training_in_a_moment_and_the_same_again() -> None:
     started = time.process_time()
     world, seconds = simulate(7)
     took = time.process_time() - started
     check(world, 90)
     assert seconds >= 3600
-    assert took < 1.0, f"{seconds:.0f} virtual seconds took {took:.2f} s of CPU"
+    # about one on a quiet core; what would be wrong is an order of magnitude more
+    assert took < 5.0, f"{seconds:.0f} virtual seconds took {took:.2f} s of CPU"
     again, _ = simulate(7)
     assert world.network.trace == again.network.trace
     other, _ = simulate(8, num_steps=5)

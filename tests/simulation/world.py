@@ -93,12 +93,12 @@ class ProcessEnd:
         self.event = asyncio.Event()
         self.reason = ""
         self._network = network
-        self._system = system
+        self.system = system
 
     def tell(self, message: Message) -> None:
         assert isinstance(message, Down)
         self.reason = message.reason
-        self._network.kill(self.name, message.reason, only=self._system)
+        self._network.kill(self.name, message.reason, only=self.system)
         self.event.set()
 
 
@@ -132,6 +132,20 @@ class SeenEngine(FakeEngine):
     async def stamp(self, version: int) -> None:
         await super().stamp(version)
         self.stamped.append((version, self.weights))
+
+
+class KeptVersions(VersionStore):
+    """Can be read after its registry has stopped."""
+
+    def close(self) -> None:
+        pass
+
+
+class KeptLedger(GroupLedger):
+    """Can be read after its buffer has stopped."""
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -214,8 +228,8 @@ class World:
         self._delays = random.Random(seed + 1)
         self._ids = itertools.count()
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
-        self.store = VersionStore.open(None)
-        self.ledger = GroupLedger.open(None)
+        self.store = KeptVersions.open(None)
+        self.ledger = KeptLedger.open(None)
         self.network.observers.append(self._observe)
 
     def start(self) -> None:
