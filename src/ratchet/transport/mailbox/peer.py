@@ -162,16 +162,19 @@ class Peer:
         if isinstance(frame, Bye):
             self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"), in_order=True)
             return
-        envelopes = self.session.receive(frame, num_bytes)
+        session = self.session
+        envelopes = session.receive(frame, num_bytes)
         if envelopes:
             self._hub.deliver(self, envelopes)
-        if self.session.has_more:
+        if session.has_more:
             self._gather()
-        elif self.session.idle:
+        elif session.idle:
             self._hub.settled()
-        if self.session.owes_much:
-            self._write(connection, self.session.ack())
-        elif self.session.owes and self._ack_timer is None:
+        if not session.owes:
+            return
+        if session.owes_much:
+            self._write(connection, session.ack())
+        elif self._ack_timer is None:
             self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
 
     def on_room(self) -> None:

@@ -57,19 +57,17 @@ class Session:
         """Return the next frame to write: control before bulk, each with acks; None if there is
         nothing, or no room in the window.
         """
-        for lane in self._lanes:
-            if lane.has_more and (frame := lane.pull(self.delivered)) is not None:
-                self._paid()
-                return frame
-        return None
+        control, bulk = self._lanes
+        acks = (control.delivered, bulk.delivered)
+        frame = control.pull(acks) or bulk.pull(acks)
+        if frame is not None:
+            self._owed = self._owed_bytes = 0
+        return frame
 
     def ack(self) -> bytearray:
         """Return a frame with the acks alone."""
-        self._paid()
-        return pack(Ack(self.delivered))
-
-    def _paid(self) -> None:
         self._owed = self._owed_bytes = 0
+        return pack(Ack(self.delivered))
 
     def receive(self, frame: Data[Body] | Part | Ack, num_bytes: int) -> list[Envelope]:
         """Take a frame of `num_bytes`; return the envelopes that it completes, in order.
@@ -121,7 +119,7 @@ class Session:
     def has_more(self) -> bool:
         """Something waits to be written: for the socket, or for room in the window."""
         control, bulk = self._lanes
-        return control.has_more or bulk.has_more
+        return bool(control.queue or bulk.queue or control.resend or bulk.resend)
 
     @property
     def num_queued(self) -> int:
