@@ -34,6 +34,7 @@ from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.placement import RoleSpec
+from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
@@ -153,7 +154,10 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     role = msgspec.structs.replace(spec.role, address=str(node.address))
     ref = start_role(system, role, config=config, run=run, run_id=spec.run_id, task=task)
     route_library_logs()  # torch and transformers have come in with handlers of their own
+    reporter = Reporter(system, role, every_s=config.runtime.heartbeat_s, open_asks=node.waits)
+    reporter.start()
     reason = await _until_end(ref)
+    reporter.stop()
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
     return outcome_of(reason, system.run_ended)
