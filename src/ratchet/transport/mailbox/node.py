@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
 _MAX_LOGGED: Final = 64
+_MAX_FORMER: Final = 1024
 
 
 class PeerStatus(NamedTuple):
@@ -64,7 +66,7 @@ class Node:
         random_bytes: makes unpredictable bytes.
         log: structured logger.
         limits: sizes and times; the same on every node.
-        wire: the sockets.
+        wire: the sockets; give a `SocketWire` its credentials to leave this machine.
     """
 
     def __init__(  # noqa: PLR0913 - everything from outside is injected, by keyword
@@ -112,7 +114,10 @@ class Node:
         self._peers: dict[str, Peer] = {}
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """in the order in which they came"""
+        self._former: dict[str, str] = {}
+        """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
         self._progress = asyncio.Event()
         """set whenever `stop` may have one thing less to wait for"""
         self._ticker: asyncio.TimerHandle | None = None
@@ -128,7 +133,7 @@ class Node:
         """Open the door.
 
         Raises:
-            ConfigError: the address is taken, or is not safe.
+            ConfigError: the address is taken, is not this machine's, or is not safe.
         """
         if self.address is not None:
             self._listener = await self._wire.listen(self.address, self._accept)
@@ -213,6 +218,7 @@ class Node:
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
+            peer.incarnation = self._former.pop(name, None)
             if self._closed:
                 peer.failure = ActorDead(f"{self.name} has stopped")
         return peer
@@ -221,14 +227,50 @@ class Node:
         loop = asyncio.get_running_loop()
         for peer in tuple(self._peers.values()):
             peer.tick(loop.time())
+        self._forget()
         self._ticker = loop.call_later(self._limits.heartbeat_s, self._tick)
+
+    def _forget(self) -> None:
+        """Drop the peers of which nothing is left but the name: visitors that have gone."""
+        in_hello = {c.handshake.peer.name for c in self._connections if c.handshake.peer}
+        for name, peer in tuple(self._peers.items()):
+            if not peer.spent or name in in_hello or self.where(name) or self._has_ref(name):
+                continue
+            del self._peers[name]
+            if peer.incarnation is not None:
+                self._former[name] = peer.incarnation
+        while len(self._former) > _MAX_FORMER:
+            del self._former[next(iter(self._former))]
+
+    def _has_ref(self, name: str) -> bool:
+        """Tell whether anybody still holds a ref to the peer; forget one that nobody holds."""
+        ref = self._refs.pop(name, None)
+        if ref is None:
+            return False
+        held = weakref.ref(ref)
+        del ref
+        if (ref := held()) is None:
+            return False
+        self._refs[name] = ref
+        return True
+
+    def where(self, name: str) -> Address | None:
+        """Return the address to dial, or None if nobody knows it: `Hub`."""
+        try:
+            return self._locate(name)
+        except (LookupError, OSError, RatchetError):
+            return None
 
     async def dial(self, name: str) -> None:
         """Open a connection to the node of that name: `Hub`."""
         connection = self._connection(wanted=name)
+        address = self._locate(name)
         try:
-            await self._wire.dial(self._locate(name), lambda: connection)
+            await self._wire.dial(address, lambda: connection)
             await connection.opened
+        except Refused as refusal:  # the connection closes once the peer has had time to hear why
+            text = f"{self.name} has no link to {name} at {address}: {refusal}"
+            raise Refused(refusal.kind, text, by_peer=refusal.by_peer) from None
         except BaseException:
             connection.abort()
             raise
@@ -262,8 +304,17 @@ class Node:
 
     def on_made(self, connection: Connection) -> None:
         """A connection is there: `Host`."""
-        self._connections.add(connection)
-        if len(self._connections) > self._limits.connections:
+        self._connections[connection] = None
+        if len(self._connections) <= self._limits.connections:
+            return
+        # strangers cannot keep the nodes of the run out: the oldest that has not proved itself goes
+        for other in self._connections:
+            if not (other.closed or other.handshake.dials or other.handshake.done):
+                break
+        if other is not connection:
+            other.abort()
+            self.num_refused += 1
+        else:
             text = f"{self.name} has {self._limits.connections} connections"
             connection.refuse(Refused("busy", text))
 
@@ -288,16 +339,18 @@ class Node:
         self.num_refused += 1
         if connection.handshake.dials:
             return
-        claimed = connection.handshake.claimed
+        claimed, at = connection.handshake.claimed, connection.remote
+        kind = error.kind if isinstance(error, Refused) else type(error).__name__
         is_auth = isinstance(error, Refused) and isinstance(error.as_error(), AuthFailed)
-        known = (claimed, error.kind if isinstance(error, Refused) else type(error).__name__)
+        # a stranger without a name has a machine: its port is another each time
+        known = (claimed if connection.handshake.peer else at.rpartition(":")[0], kind)
         if not is_auth or known in self._logged or len(self._logged) >= _MAX_LOGGED:
-            self.log.debug("hello_failed", peer=claimed, error=str(error))
+            self.log.debug("hello_failed", peer=claimed, at=at, error=str(error))
             return
         self._logged.add(known)
-        self.log.error("auth_failed", peer=claimed, error=str(error))
+        self.log.error("auth_failed", peer=claimed, at=at, error=str(error))
 
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection: `Host`."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._progress.set()

@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from ratchet.errors import ActorDead, ProtocolError, RatchetError
+from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
+from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.codec import (
     Bye,
     LinkFrame,
@@ -67,6 +68,7 @@ class Peer:
         self._connection: Connection | None = None
         self._opened_at = 0.0
         self._cut_at: float | None = None
+        self._refused_at: Address | None = None
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._gathering = False
@@ -86,7 +88,7 @@ class Peer:
         """Why nothing can be told to it now: it will not be dialled again, or its last life is over
         and no other has begun.
         """
-        return self.failure or self.gone
+        return self._still_refused() or self.gone
 
     @property
     def connected(self) -> bool:
@@ -101,8 +103,8 @@ class Peer:
         """
         now = self._loop.time()
         item = Item(envelope, now + self._limits.delivery_s, arrays)
-        if self.failure is not None:
-            self._hub.lost(self, [item], self.failure)
+        if self.failure is not None and (refusal := self._still_refused()):
+            self._hub.lost(self, [item], refusal)
         elif item.num_bytes > self._limits.message_bytes:
             text = f"{item.num_bytes} bytes; a message may have {self._limits.message_bytes}"
             self._hub.lost(self, [item], ProtocolError(text))
@@ -261,11 +263,26 @@ class Peer:
             self.end(ActorDead(f"the process of {self.name} has ended"))
 
     def on_refused(self, error: RatchetError) -> None:
-        """It will not have us, and asking again would not change that."""
-        if self._connection is None:
-            self._hub.log.error("link_refused", peer=self.name, error=str(error))
-            self.failure = error
-            self._give_up(error, life=self._new_life())
+        """It will not have us, and asking again would not change that. Whoever knew us before and
+        does not now is somebody else, at an address that was the peer's.
+        """
+        if self._connection is not None:
+            return
+        if self.session.peer_life is not None and isinstance(error, AuthFailed):
+            self.end(ActorDead(f"the process of {self.name} has ended: {error}"))
+            return
+        self._hub.log.error("link_refused", peer=self.name, error=str(error))
+        self.failure = error
+        self._refused_at = self._dialler.at
+        self._give_up(error, life=self._new_life())
+
+    def _still_refused(self) -> RatchetError | None:
+        """Return why it will not be dialled; it will be, once it is said to listen elsewhere."""
+        if self._refused_at is not None and isinstance(self.failure, AuthFailed):
+            now = self._hub.where(self.name)
+            if now is not None and now != self._refused_at:
+                self.failure = self._refused_at = None
+        return self.failure
 
     # --- verdicts
 
@@ -297,7 +314,10 @@ class Peer:
         if self._connection is not None:
             self._tick_open(self._connection)
         elif self._cut_at is not None and now - self._cut_at >= self._limits.dead_s:
-            self.end(ActorDead(f"{self.name} did not come back within {self._limits.dead_s:g} s"))
+            # who cannot be dialled came to visit, and has left without a word
+            visited = self._dialler.at is None
+            text = f"{self.name} did not come back within {self._limits.dead_s:g} s"
+            self.end(ActorDead(text), in_order=visited)
 
     def _tick_open(self, connection: Connection) -> None:
         if not self._wrote:
@@ -317,6 +337,17 @@ class Peer:
             self.end(ActorDead(f"{self.name} was silent for {self.silent_s:g} s"))
 
     # --- the end of this node
+
+    @property
+    def spent(self) -> bool:
+        """Nothing is known of it, and nothing waits for it, that a new `Peer` would not have."""
+        return (
+            self._connection is None
+            and self.session.peer_life is None
+            and self.session.idle
+            and not self._retired
+            and not self._dialler.running
+        )
 
     @property
     def settled(self) -> bool:

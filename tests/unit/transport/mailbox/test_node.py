@@ -528,7 +528,7 @@ def test_a_silent_peer_is_suspected_then_dead_and_welcome_when_it_is_back() -> N
         await asyncio.sleep(3.0)
         assert [e["silent_s"] for e in a.log.named("peer_silent")] == [5.0]
         assert not a.inbox.told
-        with pytest.raises(ActorDead, match="b was silent for 30 s"):
+        with pytest.raises(ActorDead, match="b was silent for 15 s"):
             await reply
         [down] = a.inbox.told
         assert "silent" in down.reason
@@ -571,8 +571,8 @@ def test_a_peer_that_neither_answers_nor_refuses_is_dead_in_time() -> None:
         begin = loop.time()
         town.wire.cut()
         [down] = await a.inbox.has(1)
-        assert down == Down("b", "b did not come back within 30 s")
-        assert 30.0 <= loop.time() - begin <= 31.1
+        assert down == Down("b", "b did not come back within 15 s")
+        assert 15.0 <= loop.time() - begin <= 16.1
 
     virtual(scene)
 
@@ -731,8 +731,9 @@ def test_too_many_connections_are_turned_away() -> None:
         await asyncio.sleep(1.0)
         assert len(a.inbox.told) == 2
         assert len(a.node._connections) == 2
-        hosts[0].kill()
-        hosts[1].kill()
+        for host in hosts:
+            if host.node.peers()[0].connected:
+                host.kill()
         await asyncio.sleep(2.0)
         assert len(a.inbox.told) == 4
 
