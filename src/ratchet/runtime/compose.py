@@ -7,6 +7,7 @@ functions, so that a registry or a buffer process never loads torch.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 from typing import Final
 
@@ -102,6 +103,13 @@ def _start_trainer(
     from ratchet.runtime.base_model import ensure_base_model
     from ratchet.transport.weights.registry import open_sender
 
+    host = config.runtime.host
+    if not ipaddress.ip_address(host).is_loopback:
+        system.log.warning(
+            "weights_not_encrypted",
+            host=host,
+            detail="gloo and NCCL neither authenticate nor encrypt: keep strangers off the network",
+        )
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
     return TrainerActor.start(
@@ -109,7 +117,7 @@ def _start_trainer(
         role,
         config=config,
         backend=backend,
-        sender=open_sender(config.weights, config.runtime.host, backend),
+        sender=open_sender(config.weights, host, backend),
         output=RunOutput(run),
         warm_start_prompts=warm_start_prompts(config, task),
     )

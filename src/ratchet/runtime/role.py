@@ -38,8 +38,10 @@ from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.credentials import Credentials, load_tls
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
+from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import RoleInfo
 
 STOP_S: Final = 6.0
@@ -136,6 +138,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         new_id=system.new_id,
         random_bytes=os.urandom,
         log=log,
+        wire=SocketWire(_credentials(spec)),
         limits=Limits(
             heartbeat_s=config.runtime.heartbeat_s,
             suspect_s=config.runtime.suspect_s,
@@ -161,6 +164,12 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
     return outcome_of(reason, system.run_ended)
+
+
+def _credentials(spec: RoleSpec) -> Credentials:
+    tls = spec.tls
+    contexts = None if tls is None else load_tls(tls.ca, tls.cert, tls.key)
+    return Credentials(bytes.fromhex(spec.key), contexts)
 
 
 async def _until_end(ref: LocalRef) -> str:

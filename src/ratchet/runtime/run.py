@@ -14,6 +14,8 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,8 +35,8 @@ from ratchet.runtime.prepare import check_run
 from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
-from ratchet.runtime.rundir import create_run_directory, links_path
-from ratchet.runtime.visitor import visit
+from ratchet.runtime.rundir import create_run_directory
+from ratchet.runtime.visitor import Visit, visit
 from ratchet.tasks.base import Task
 from ratchet.tasks.registry import RewardedTask
 from ratchet.transport.mailbox.address import Address
@@ -189,7 +191,7 @@ class Run:
             raise RuntimeError(msg)
         if outcome.status == "user_error":
             raise UserError(outcome.detail)
-        if outcome.status == "failed":
+        if outcome.status in {"failed", "run_failed"}:
             raise RunFailed(outcome.detail)
         if not self.directory.summary.exists():
             return {"status": "stopped", "reason": outcome.detail, "steps": None}
@@ -199,13 +201,23 @@ class Run:
     async def _run_processes(self, log: Log) -> RoleOutcome:
         with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
             placement = self._place(Path(sockets))
-            supervisor = LocalSupervisor(self.config, self.directory, placement=placement, log=log)
-            ending = asyncio.create_task(self._end_on_stop(placement, log))
+            supervisor = LocalSupervisor(
+                self.config,
+                self.directory,
+                placement=placement,
+                log=log,
+                on_escalation=partial(self._tell_failure, placement, log),
+            )
+            # a trainer of ours hears of a stop from its launcher, that of a guest from the registry
+            ours = any(kind == "trainer" for kind, _ in placement.roles)
+            stop = self._stop if ours else asyncio.Event()
+            ending = None if ours else asyncio.create_task(self._end_on_stop(placement, log))
             try:
-                return await supervisor.run(self._stop, self._kill)
+                return await supervisor.run(stop, self._kill)
             finally:
-                ending.cancel()
-                links_path(self.directory).unlink(missing_ok=True)
+                if ending is not None:
+                    ending.cancel()
+                self.directory.links.unlink(missing_ok=True)
 
     def _place(self, sockets: Path) -> Placement:
         token_file = self.config.runtime.token_file or _make_token(sockets / "token")
@@ -222,14 +234,18 @@ class Run:
         )
 
     async def _end_on_stop(self, placement: Placement, log: Log) -> None:
-        """A trainer of ours hears of a stop from its launcher; another one from the registry."""
-        if any(kind == "trainer" for kind, _ in placement.roles):
-            return
         await self._stop.wait()
-        async with visit(
-            placement.registry, key=placement.key, log=log, run_id=self.run_id
-        ) as registry:
+        async with self._visit(placement, log) as registry:
+            await registry.describe(self.config.runtime.ask_timeout_s)  # it may still be starting
             registry.end_run(EndRun("launcher", "stopped", "asked to stop"))
+
+    async def _tell_failure(self, placement: Placement, log: Log, cause: str) -> None:
+        """Tell those who have joined from elsewhere."""
+        async with self._visit(placement, log) as registry:
+            registry.end_run(EndRun("launcher", "failed", cause))
+
+    def _visit(self, placement: Placement, log: Log) -> AbstractAsyncContextManager[Visit]:
+        return visit(placement.registry, key=placement.key, log=log, run_id=self.run_id)
 
     def _scored_task(self) -> Task:
         return self._task if self._reward is None else RewardedTask(self._task, self._reward)
