@@ -1,0 +1,75 @@
+"""Train with a loop of your own: batches come from a running buffer, your module's weights go out.
+
+The registry, the buffer and a rollout worker run as processes. They could as well run on other
+machines: `ratchet.join` takes the address of a registry just like the directory of a run. The loop
+below is all there is to a trainer: its own loss, its own optimiser, and `publish`.
+
+    python examples/own_trainer.py [DIRECTORY] [STEPS]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import ratchet
+from ratchet.runtime.embed_loop import OwnBatch
+
+CONFIG = {
+    "name": "own-trainer",
+    "model": {
+        "build": {
+            "model_type": "qwen3",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "max_position_embeddings": 32,
+        },
+        "tokenizer_chars": "0123456789>",
+    },
+    "task": {"name": "copy", "args": {"digits": 2, "num_prompts": 80, "holdout": 10}},
+    "rollout": {"group_size": 8, "max_tokens": 3},
+    "buffer": {"batch_groups": 8, "max_staleness": 4},
+    "trainer": {"num_steps": 1},  # of a trainer of ours; yours takes as many as it likes
+}
+
+
+def loss_of(model: torch.nn.Module, batch: OwnBatch) -> torch.Tensor:
+    """Return the policy gradient, with the ratio to the policy that sampled cut off at 2."""
+    rows = batch.tensors()
+    kept = rows.targets.shape[1]
+    logits = model(input_ids=rows.input_ids, logits_to_keep=kept).logits
+    logprobs = logits.log_softmax(-1).gather(-1, rows.targets[..., None])[..., 0]
+    ratio = (logprobs.detach() - rows.behavior_logprobs).exp().clamp(max=2.0)
+    return -(ratio * logprobs * rows.advantages)[rows.loss_mask].mean()
+
+
+def main() -> None:
+    """Train, and print every tenth step."""
+    directory = sys.argv[1] if len(sys.argv) > 1 else None
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 60
+    parts = ratchet.Run(CONFIG, directory=directory, roles=("registry", "buffer", "rollout"))
+    with parts, ratchet.join(parts) as run:
+        model = AutoModelForCausalLM.from_pretrained(run.base_model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        trainer = run.trainer(model)
+        for batch in trainer.batches(steps):
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            version = trainer.publish(loss=loss.item())
+            if batch.step % 10 == 0:
+                reward = sum(batch.rewards) / len(batch.rewards)
+                print(f"step {batch.step}: reward {reward:.2f}, published version {version}")
+        trainer.finish()
+        print(f"{parts.wait()['status']} after {batch.step} steps; see {parts.directory.root}")
+
+
+if __name__ == "__main__":
+    main()
