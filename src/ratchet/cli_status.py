@@ -139,7 +139,9 @@ def _noted(run: RunDirectory, token_file: Path | None, tls: TlsFiles | None) -> 
 
     links = read_links(run)
     if links is None:
-        return "it has no links.json: its registry never started, or all ran in one process"
+        return (
+            "it has no links.json: its registry has ended or never began, or all ran in one process"
+        )
     address = Address.parse(links.registry)
     token = links.token_file if token_file is None else str(token_file)
     if address.kind == "unix" and not Path(address.host).exists():

@@ -45,9 +45,10 @@ def waits_of(status: RunStatus) -> tuple[WaitRow, ...]:
 
 
 def longest_chain(status: RunStatus) -> Chain:
-    """Return the longest chain of waits that go on together; of equals the one that began first.
+    """Return the longest chain of waits that go on together.
 
-    A cycle is longer than anything else: nothing within it can end it.
+    Of equals the one that ends at somebody with trouble, then the one that began first. A cycle is
+    longer than anything else: nothing within it can end it.
     """
     edges = _edges(status)
     cycle = _cycle(edges)
@@ -56,7 +57,13 @@ def longest_chain(status: RunStatus) -> Chain:
     kinds: dict[str, list[str]] = {}
     for role in _here(status):
         kinds.setdefault(role.role.kind, []).append(role.role.name)
+    troubled = {r.role.name for r in status.roles if _trouble(r, status.suspect_s) is not None}
     best: dict[str, tuple[WaitRow, ...]] = {}
+
+    def rank(chain: Sequence[WaitRow]) -> tuple[int, bool, float]:
+        if not chain:
+            return 0, False, 0.0
+        return len(chain), chain[-1].on in troubled, chain[0].waited_s
 
     def chain_from(name: str, above: frozenset[str]) -> tuple[WaitRow, ...]:
         if name not in best:
@@ -65,12 +72,12 @@ def longest_chain(status: RunStatus) -> Chain:
                 for follower in kinds.get(row.on, [row.on]):
                     if follower not in above:
                         chain = (row, *chain_from(follower, above | {follower}))
-                        found = max(found, chain, key=_rank)
+                        found = max(found, chain, key=rank)
             best[name] = found
         return best[name]
 
     chains = (chain_from(name, frozenset((name,))) for name in edges)
-    return Chain(max(chains, key=_rank, default=()))
+    return Chain(max(chains, key=rank, default=()))
 
 
 def explain(status: RunStatus) -> str:
@@ -121,10 +128,6 @@ def _edges(status: RunStatus) -> dict[str, list[WaitRow]]:
             if row.waited_s >= age_s or role.role.name in quiet:
                 edges.setdefault(row.who, {}).setdefault(row.on, row)
     return {who: list(rows.values()) for who, rows in edges.items()}
-
-
-def _rank(chain: Sequence[WaitRow]) -> tuple[int, float]:
-    return len(chain), chain[0].waited_s if chain else 0.0
 
 
 def _cycle(edges: dict[str, list[WaitRow]]) -> tuple[WaitRow, ...]:

@@ -32,6 +32,10 @@ from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 VISITOR: Final = "visitor-"
 """How the names of visitors begin."""
 _LEAVE_S: Final = 2.0
+_ACK_S: Final = 0.02
+"""An acknowledgement goes out a few milliseconds after what it acknowledges; who leaves before that
+makes a dead letter of the last reply.
+"""
 
 
 class NotReached(RatchetError):  # noqa: N818
@@ -158,4 +162,5 @@ async def visit(
     try:
         yield Visit(registry, system, node, dials)
     finally:
+        await asyncio.sleep(_ACK_S)
         await node.stop(_LEAVE_S)
