@@ -224,7 +224,7 @@ class TlsEnd(asyncio.BufferedProtocol, asyncio.Transport):
             text = f"the certificate of the other end is refused: {explain(error)}"
             self._refuse(Refused("tls", text))
         elif "ALERT" in (error.reason or ""):
-            text = f"the other end refuses the certificate of this one: {explain(error)}"
+            text = f"the other end refuses this one: {explain(error)}"
             self._refuse(Refused("tls", text, by_peer=True))
         else:
             self._refuse(Refused("tls", f"the TLS handshake failed: {explain(error)}"))
