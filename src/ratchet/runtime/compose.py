@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+from collections.abc import Collection
 from typing import Final
 
 from ratchet.actors.actor import LocalRef
@@ -19,6 +20,7 @@ from ratchet.actors.system import System
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import Config
+from ratchet.errors import ConfigError
 from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.output import RunOutput
@@ -41,6 +43,27 @@ def role_names(config: Config) -> list[tuple[RoleKind, str]]:
         ("rollout", rollout_name(rank)) for rank in range(config.rollout.num_workers)
     ]
     return [("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER), *rollouts]
+
+
+def chosen_roles(
+    config: Config, kinds: Collection[RoleKind] | None, *, in_process: bool
+) -> tuple[tuple[RoleKind, str], ...]:
+    """Return the roles of the kinds that are wanted; all of them for None.
+
+    Raises:
+        ConfigError: if they cannot be started on their own.
+    """
+    everything = tuple(role_names(config))
+    if kinds is None:
+        return everything
+    known = {kind for kind, _ in everything}
+    if in_process or REGISTRY not in kinds or not known.issuperset(kinds):
+        msg = (
+            f"roles = {sorted(kinds)} cannot be started: give some of {sorted(known)}, the registry"
+            " among them, without in_process"
+        )
+        raise ConfigError(msg)
+    return tuple(role for role in everything if role[0] in kinds)
 
 
 def warm_start_prompts(config: Config, task: Task) -> list[Prompt]:

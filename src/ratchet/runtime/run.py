@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -28,7 +28,7 @@ from ratchet.errors import ConfigError, RunFailed, UserError
 from ratchet.messages import EndRun
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.metrics import follow_metrics
-from ratchet.runtime.compose import role_names
+from ratchet.runtime.compose import chosen_roles
 from ratchet.runtime.local import run_in_process
 from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.prepare import check_run
@@ -42,6 +42,9 @@ from ratchet.tasks.registry import RewardedTask
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import RoleKind
+
+_LEAVE_S: Final = 6.0
+"""A role that is still starting when the run ends does not hear of it, and is ended after this."""
 
 
 class Run:
@@ -72,7 +75,7 @@ class Run:
         roles: Collection[RoleKind] | None = None,
     ) -> None:
         self.config = _resolve(config, overrides)
-        self._roles = _chosen(self.config, roles, in_process=in_process)
+        self._roles = chosen_roles(self.config, roles, in_process=in_process)
         self._in_process = in_process
         self._reward = reward if in_process else None
         if reward is not None and not in_process:
@@ -238,6 +241,8 @@ class Run:
         async with self._visit(placement, log) as registry:
             await registry.describe(self.config.runtime.ask_timeout_s)  # it may still be starting
             registry.end_run(EndRun("launcher", "stopped", "asked to stop"))
+        await asyncio.sleep(_LEAVE_S)
+        self._kill.set()
 
     async def _tell_failure(self, placement: Placement, log: Log, cause: str) -> None:
         """Tell those who have joined from elsewhere."""
@@ -257,23 +262,6 @@ class Run:
             self._error = error
         finally:
             self._ended.set()
-
-
-def _chosen(
-    config: Config, kinds: Collection[RoleKind] | None, *, in_process: bool
-) -> tuple[tuple[RoleKind, str], ...]:
-    """Return the roles of the kinds that are wanted."""
-    everything = tuple(role_names(config))
-    if kinds is None:
-        return everything
-    known = {kind for kind, _ in everything}
-    if in_process or REGISTRY not in kinds or not known.issuperset(kinds):
-        msg = (
-            f"roles = {sorted(kinds)} cannot be started: give some of {sorted(known)}, the registry"
-            " among them, without in_process"
-        )
-        raise ConfigError(msg)
-    return tuple(role for role in everything if role[0] in kinds)
 
 
 def _make_token(path: Path) -> str:
