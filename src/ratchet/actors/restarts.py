@@ -126,7 +126,13 @@ class Judge:
         return tuple(name for name in self._children if name in self._since)
 
     def starts(self, name: str, now: float) -> None:
-        """A child is being started. If that fails, it has `ended`."""
+        """A child is being started. If that fails, it has `ended`.
+
+        Raises:
+            ValueError: after the verdict that ended all.
+        """
+        if self._over:
+            raise ValueError(f"{name} is started although all is over")
         self._since[name] = now
         self._finished.discard(name)
 

@@ -79,6 +79,7 @@ class Reaper:
             self._process.stdin.write(line)
         except BrokenPipeError:  # each role still ends by itself when its launcher does
             self._log.warning("reaper_lost")
+            self._process.stdin.close()
             self._process.stdin = None
 
     async def close(self) -> None:
