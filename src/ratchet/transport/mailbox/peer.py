@@ -359,6 +359,8 @@ class Peer:
         await self._dialler.stop()
         connection, self._connection = self._connection, None
         if connection is not None:
+            if self.session.owes:  # what has arrived is not to be taken for lost
+                connection.write(self.session.ack())
             connection.write(pack(Bye(reason)))
             connection.close()
         if self._ack_timer is not None:
