@@ -161,11 +161,11 @@ async def _show(target: _Target, watch: float | None, as_json: bool) -> None:
     visiting = visit(
         target.address, key=credentials.key, log=_NoLog(), wire=wire, run_id=target.run_id
     )
-    async with visiting as open_visit:
-        try:
+    try:
+        async with visiting as open_visit:
             await _print_all(open_visit, watch, as_json)
-        except NotReached as error:
-            raise _Unreached(str(error)) from None
+    except NotReached as error:
+        raise _Unreached(str(error)) from None
 
 
 async def _print_all(visit: Visit, watch: float | None, as_json: bool) -> None:

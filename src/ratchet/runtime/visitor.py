@@ -82,18 +82,18 @@ class Visit:
         except ActorDead as error:
             raise NotReached(f"the registry at {self.address} has gone: {error}") from None
         except AskTimeout:
-            raise NotReached(f"{self._silence} within {timeout_s:g} s") from None
+            raise NotReached(self._silence(timeout_s)) from None
         finally:
             asked.cancel()
             refused.cancel()
 
-    @property
-    def _silence(self) -> str:
+    def _silence(self, timeout_s: float) -> str:
         if not self.dials.reached:
-            return f"{self.address} could not be reached ({self.dials.error or 'no answer'})"
+            why = self.dials.error or "no answer"
+            return f"{self.address} could not be reached within {timeout_s:g} s: {why}"
         return (
-            f"the registry at {self.address} did not answer: its process is there,"
-            " and its loop does not respond"
+            f"the registry at {self.address} did not answer within {timeout_s:g} s: its process is"
+            " there, and its loop does not respond"
         )
 
     def end_run(self, message: EndRun) -> None:
@@ -159,8 +159,12 @@ async def visit(
     )
     system.remote = node
     await node.start()
+    leave_s = _LEAVE_S
     try:
         yield Visit(registry, system, node, dials)
-    finally:
         await asyncio.sleep(_ACK_S)
-        await node.stop(_LEAVE_S)
+    except NotReached:
+        leave_s = 0.0  # nothing that is queued will be delivered
+        raise
+    finally:
+        await node.stop(leave_s)
