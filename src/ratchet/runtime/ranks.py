@@ -88,7 +88,7 @@ class Gang:
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        from ratchet.runtime.rendezvous import FixedRendezvous
+        from ratchet.runtime.rendezvous import FixedRendezvous, NodeLost
 
         rendezvous = FixedRendezvous(self._ranks, self._spec.run_id)
         try:
@@ -99,6 +99,9 @@ class Gang:
             return self._elsewhere(rendezvous) or outcome
         except (SignalException, _Terminated):
             return self._said().get(0, _STOPPED).outcome
+        except NodeLost as lost:
+            rendezvous.fail(str(lost))
+            return RoleOutcome("failed", str(lost))
         except Exception as error:
             rendezvous.fail(f"{type(error).__name__}: {error}")
             raise

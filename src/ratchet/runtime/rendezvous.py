@@ -28,11 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousHandler,
-    RendezvousInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ratchet.errors import ConfigError
@@ -48,6 +44,10 @@ _BEAT_S: Final = 1.0
 _FAILED: Final = "failed: "
 _dist: Final[Any] = dist
 """torch's stubs know neither `master_listen_fd` nor `clone`."""
+
+
+class NodeLost(Exception):  # noqa: N818 - reads as the event it reports
+    """Another node of the trainer has failed, or is silent."""
 
 
 def rank_store(ranks: RankSpec, run_id: str, folder: Path) -> Store:
@@ -125,11 +125,11 @@ class FixedRendezvous(RendezvousHandler):
         """Return 0, as nobody joins a fixed gang. The agent asks often, and so hears of the others.
 
         Raises:
-            RendezvousClosedError: if another node has failed, or is silent.
+            NodeLost: if another node is to be given up.
         """
         failure = self.failure_elsewhere()
         if failure is not None:
-            raise RendezvousClosedError(failure)
+            raise NodeLost(failure)
         return 0
 
     def is_closed(self) -> bool:
