@@ -189,7 +189,7 @@ class Connection(Guest):
             self.opened.set_result(None)
 
     def _on_late(self) -> None:
-        self._give_up(ProtocolError(f"the hello took longer than {self._limits.hello_s:g} s"))
+        self._give_up(TimeoutError(f"the hello took longer than {self._limits.hello_s:g} s"))
 
     def _give_up(self, error: Exception) -> None:
         self._host.on_hello_failed(self, error)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
 from ratchet.transport.mailbox.address import Address
@@ -196,7 +196,7 @@ class Peer:
             return
         self._connection = None
         self._cut_at = self._loop.time()
-        self._hub.log.info("link_cut", peer=self.name)
+        self._news("link_cut", peer=self.name)
         self._dialler.start(yielding=self._hub.name > self.name)
 
     def admits(self, incarnation: str) -> bool:
@@ -228,7 +228,7 @@ class Peer:
         self._connection = connection
         self._opened_at = self._loop.time()
         self._heard = True
-        self._hub.log.info("link_open", peer=self.name, incarnation=self.incarnation)
+        self._news("link_open", peer=self.name, incarnation=self.incarnation)
         self._gather()
         return True
 
@@ -288,7 +288,7 @@ class Peer:
 
     def end(self, error: RatchetError, *, in_order: bool = False) -> None:
         """This life of the peer is over, for this node."""
-        note = self._hub.log.info if in_order else self._hub.log.warning
+        note = self._news if in_order else self._alarm
         note("peer_ended", peer=self.name, reason=str(error))
         self.gone = error
         self._give_up(error, life=self._new_life())
@@ -303,6 +303,16 @@ class Peer:
         self._hub.lost(self, lost, error)
         self._hub.ended(self, error)
 
+    @property
+    def _news(self) -> Callable[..., Any]:
+        """Logs what is in order. Of a visitor, whom nobody can dial, nothing is news."""
+        return self._hub.log.info if self._hub.where(self.name) else self._hub.log.debug
+
+    @property
+    def _alarm(self) -> Callable[..., Any]:
+        """Logs what is not; a visitor may leave as it likes."""
+        return self._hub.log.warning if self._hub.where(self.name) else self._hub.log.debug
+
     def tick(self, now: float) -> None:
         """Once per heartbeat: end what has waited too long, and keep the link warm."""
         if late := self.session.expire(now):
@@ -314,10 +324,7 @@ class Peer:
         if self._connection is not None:
             self._tick_open(self._connection)
         elif self._cut_at is not None and now - self._cut_at >= self._limits.dead_s:
-            # who cannot be dialled came to visit, and has left without a word
-            visited = self._dialler.at is None
-            text = f"{self.name} did not come back within {self._limits.dead_s:g} s"
-            self.end(ActorDead(text), in_order=visited)
+            self.end(ActorDead(f"{self.name} did not come back within {self._limits.dead_s:g} s"))
 
     def _tick_open(self, connection: Connection) -> None:
         if not self._wrote:
@@ -332,7 +339,7 @@ class Peer:
         before = self.silent_s
         self.silent_s += limits.heartbeat_s
         if before < limits.suspect_s <= self.silent_s:
-            self._hub.log.warning("peer_silent", peer=self.name, silent_s=self.silent_s)
+            self._alarm("peer_silent", peer=self.name, silent_s=self.silent_s)
         if self.silent_s >= limits.dead_s:
             self.end(ActorDead(f"{self.name} was silent for {self.silent_s:g} s"))
 
