@@ -10,6 +10,7 @@ below is all there is to a trainer: its own loss, its own optimiser, and `publis
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,26 +18,7 @@ from transformers import AutoModelForCausalLM
 import ratchet
 from ratchet.runtime.embed_loop import OwnBatch
 
-CONFIG = {
-    "name": "own-trainer",
-    "model": {
-        "build": {
-            "model_type": "qwen3",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "max_position_embeddings": 32,
-        },
-        "tokenizer_chars": "0123456789>",
-    },
-    "task": {"name": "copy", "args": {"digits": 2, "num_prompts": 80, "holdout": 10}},
-    "rollout": {"group_size": 8, "max_tokens": 3},
-    "buffer": {"batch_groups": 8, "max_staleness": 4},
-    "trainer": {"num_steps": 1},  # of a trainer of ours; yours takes as many as it likes
-}
+CONFIG = Path(__file__).with_name("tiny_copy.toml")
 
 
 def loss_of(model: torch.nn.Module, batch: OwnBatch) -> torch.Tensor:

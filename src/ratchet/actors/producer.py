@@ -5,7 +5,8 @@ leases, credits and retries as a rollout worker. What it is asked comes from the
 this process: `TakePrompt` waits for the buffer, at most as long as it says; `HandIn` waits for the
 registry where a version has not been heard of here.
 
-A prompt is claimed when somebody asks for it, and `ahead` more: a lease begins with the claim.
+A prompt is claimed when somebody asks for it, and `ahead` more: a lease begins with the claim. Like
+a worker, it takes none before the run has its first live version.
 
 A version is a claim about weights: `HandIn` refuses a number that the run has never reserved, which
 the buffer could not judge.
@@ -14,7 +15,7 @@ the buffer could not judge.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from ratchet.actors.actor import Answer
@@ -38,7 +39,14 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.status import Fact
-from ratchet.types import Assignment, PolicyVersion, RoleInfo, RolloutGroup, RolloutStats
+from ratchet.types import (
+    Assignment,
+    PolicyVersion,
+    RoleInfo,
+    RolloutGroup,
+    RolloutStats,
+    VersionRecord,
+)
 
 
 class PromptTaken(Message, frozen=True):
@@ -103,6 +111,7 @@ class ProducerActor(RoleActor[_Inbox]):
         self._prompts: asyncio.Queue[tuple[Assignment, float]] = asyncio.Queue()
         self._leases: dict[tuple[int, int], tuple[float, float]] = {}  # taken at, lease ends at
         self._known: set[PolicyVersion] = set()
+        self._any_live = False
         self._num_waiting = 0
         self._received = 0
         self._credit = 0
@@ -135,9 +144,9 @@ class ProducerActor(RoleActor[_Inbox]):
             case PromptsClaimed():
                 self._claimed(message)
             case VersionUpdated():
-                self._known.add(message.record.version)
+                self._learn((message.record,))
             case RoleRegistered():
-                self._known.update(record.version for record in message.versions)
+                self._learn(message.versions)
             case RoleJoined():
                 self.learn(message.role)
                 if message.role.name == BUFFER:
@@ -151,6 +160,12 @@ class ProducerActor(RoleActor[_Inbox]):
             case _:
                 assert_never(message)
         return None
+
+    def _learn(self, records: Sequence[VersionRecord]) -> None:
+        self._known.update(record.version for record in records)
+        if not self._any_live and any(record.state == "live" for record in records):
+            self._any_live = True
+            self._claim()
 
     # --- prompts
 
@@ -184,7 +199,7 @@ class ProducerActor(RoleActor[_Inbox]):
         """Raise the running total so that each who waits gets a prompt, and `ahead` are here."""
         missing = self._num_waiting + self._ahead - self._prompts.qsize()
         self._credit = max(self._credit, self._received + max(0, missing))
-        if self._credit:
+        if self._credit and self._any_live:
             message = ClaimPrompts(self.name, self.role.incarnation, self._credit)
             self.system.ref(BUFFER).tell(message)
 

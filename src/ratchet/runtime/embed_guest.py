@@ -24,6 +24,7 @@ from ratchet.config import parse_config
 from ratchet.errors import RatchetError, RunFailed, from_wire
 from ratchet.messages import EndRun, RunDescribed
 from ratchet.runtime.embed_link import Invitation, StandardLog
+from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.role import EndOfActor
 from ratchet.runtime.visitor import Visit, visit
 from ratchet.status import RunStatus
@@ -151,6 +152,7 @@ class Member:
         self._node = node
         self._ref: LocalRef | None = None
         self._end = EndOfActor(role.name)
+        self._reporter: Reporter | None = None
 
     @property
     def ref(self) -> LocalRef:
@@ -160,10 +162,14 @@ class Member:
             raise RuntimeError(msg)
         return self._ref
 
-    def started(self, ref: LocalRef) -> None:
-        """Take the actor in."""
+    def started(self, ref: LocalRef, report_every_s: float) -> None:
+        """Take the actor in, and report of it to the registry."""
         self._ref = ref
         ref.watch(self._end)
+        self._reporter = Reporter(
+            self.system, self.role, every_s=report_every_s, open_asks=self._node.waits
+        )
+        self._reporter.start()
 
     async def or_end(self, work: asyncio.Future[T]) -> T | None:
         """Wait for `work`, or for the end of the role: None if that was in order.
@@ -207,6 +213,8 @@ class Member:
         """End the actor and the node."""
         if self._ref is not None:
             await self._ref.stop(block=False)
+        if self._reporter is not None:
+            self._reporter.stop()
         await self._node.stop(_LEAVE_S)
 
 

@@ -183,7 +183,7 @@ class OwnProducer:
             handed: HandedIn = await self._member.ref.ask(HandIn(group), block=False)
         except ActorDead:
             await self._member.ended()
-            raise self._member.over() from None
+            return False
         return handed.in_time
 
     async def fail(self, work: Work, reason: str, detail: str) -> None:
@@ -212,7 +212,8 @@ async def start_producer(host: Host, name: str | None, ahead: int) -> OwnProduce
     """Register a producer."""
     prompt_ids = PromptIds(host)
     member = await host.new_member("producer", name)
-    member.started(ProducerActor.start(member.system, member.role, ahead=ahead))
+    ref = ProducerActor.start(member.system, member.role, ahead=ahead)
+    member.started(ref, host.config.runtime.heartbeat_s)
     return OwnProducer(host, member, prompt_ids)
 
 
@@ -244,12 +245,12 @@ class Producer:
         """Hand in all rollouts of a prompt, scored.
 
         Returns:
-            False if the lease had ended before: the group comes too late and is not used.
+            False if the lease, or the run, had ended before: the group comes too late to be used.
 
         Raises:
             ValueError: they are not `group_size`, or one of them could not be trained.
             VersionError: a version is none of this run's.
-            RunFailed: the run is over.
+            RunFailed: the run has failed.
         """
         return self._background.call(self._own.finish(work, rollouts))
 

@@ -59,11 +59,10 @@ async def start_trainer(
     loop = OwnLoop(snapshot, member, config, patience_s)
     directory = host.invitation.directory
     output = OwnOutput(RunOutput(directory) if directory is not None else None)
-    member.started(
-        GuestTrainer.start(
-            member.system, member.role, config=config, loop=loop, sender=sender, output=output
-        )
+    ref = GuestTrainer.start(
+        member.system, member.role, config=config, loop=loop, sender=sender, output=output
     )
+    member.started(ref, config.runtime.heartbeat_s)
     return loop, output
 
 
