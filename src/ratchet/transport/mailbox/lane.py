@@ -107,7 +107,7 @@ class Lane:
         self.flight_bytes = 0
         self.resend: deque[_Sent] = deque()
         self._last_seq = 0
-        self._acked = 0
+        self.acked = 0
         self.delivered = 0
         self._assembly: Assembly | None = None
 
@@ -126,7 +126,21 @@ class Lane:
     @property
     def num_in_flight(self) -> int:
         """Pieces that are not acknowledged."""
-        return self._last_seq - self._acked
+        return self._last_seq - self.acked
+
+    def pass_through(self, item: Item, acks: tuple[int, int]) -> bytes | None:
+        """Number an envelope that nothing stands before and return its frame; None if it is long,
+        or the window full: such a one must be queued.
+        """
+        size = len(item.body)
+        if item.arrays or size > self._limits.fragment_bytes:
+            return None
+        if self.flight and self._is_full(size):
+            return None
+        seq = self._last_seq = self._last_seq + 1
+        self.flight.append(_Batch(seq, [item], size))
+        self.flight_bytes += size
+        return pack_data(acks, self.index, seq, (item.body,))
 
     def pull(self, acks: tuple[int, int]) -> bytes | bytearray | None:
         """Return the next frame, or None if there is nothing to send or no room in the window."""
@@ -201,12 +215,12 @@ class Lane:
 
     def on_ack(self, seq: int) -> None:
         """The peer has every piece up to `seq`."""
-        if seq <= self._acked:
+        if seq <= self.acked:
             return
         if seq > self._last_seq:
             msg = f"the peer acknowledges piece {seq}; the last one sent is {self._last_seq}"
             raise ProtocolError(msg)
-        self._acked = seq
+        self.acked = seq
         flight, resend = self.flight, self.resend
         while flight and flight[0].last <= seq:
             self.flight_bytes -= flight.popleft().num_bytes
@@ -251,8 +265,9 @@ class Lane:
 
     def on_data(self, frame: Data[Body]) -> list[Envelope]:
         """Return the envelopes that are new."""
-        known = self._known(frame.seq, len(frame.items))
-        items = frame.items[known:] if known else frame.items
+        items = frame.items
+        if frame.seq != self.delivered + 1:
+            items = items[self._known(frame.seq, len(items)) :]
         if items and self._assembly is not None:
             raise ProtocolError("an envelope was cut short by another one")
         self.delivered += len(items)

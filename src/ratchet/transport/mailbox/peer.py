@@ -108,19 +108,36 @@ class Peer:
         elif item.num_bytes > self._limits.message_bytes:
             text = f"{item.num_bytes} bytes; a message may have {self._limits.message_bytes}"
             self._hub.lost(self, [item], ProtocolError(text))
-        elif not self.session.push(lane, item):
+        elif not (self._is_free(now) and self._pass_through(lane, item)):
+            self._queue(lane, item)
+
+    def _is_free(self, now: float) -> bool:
+        """Tell whether a message would be written at once: it comes alone, and there is room."""
+        connection = self._connection
+        if connection is None or connection.paused or self._gathering:
+            return False
+        alone = now - self._written_at >= _GATHER_S
+        self._written_at = now
+        return alone
+
+    def _pass_through(self, lane: int, item: Item) -> bool:
+        frame = self.session.pass_through(lane, item)
+        if frame is None or self._connection is None:
+            return False
+        self._write(self._connection, frame)
+        return True
+
+    def _queue(self, lane: int, item: Item) -> None:
+        if not self.session.push(lane, item):
             self._hub.lost(self, [item], ActorDead(f"too much waits for {self.name} already"))
         elif self._connection is None:
             self._dialler.start()
         elif self._gathering:
-            self._gathered_bytes += len(envelope)
+            self._gathered_bytes += len(item.body)
             if self._gathered_bytes >= _GATHER_BYTES:
                 self._pump()
-        elif now - self._written_at < _GATHER_S:
-            self._gather()
         else:
-            self._written_at = now
-            self._pump()
+            self._gather()
 
     def _gather(self) -> None:
         """Write at the end of this turn of the loop."""

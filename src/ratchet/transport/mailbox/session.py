@@ -53,6 +53,16 @@ class Session:
         """Queue an envelope for the peer; False if the queue is full."""
         return self._lanes[lane].push(item)
 
+    def pass_through(self, lane: int, item: Item) -> bytes | None:
+        """Return the frame of an envelope that nothing stands before; None if it must be queued."""
+        if self.has_more:
+            return None
+        control, bulk = self._lanes
+        frame = self._lanes[lane].pass_through(item, (control.delivered, bulk.delivered))
+        if frame is not None:
+            self._owed = self._owed_bytes = 0
+        return frame
+
     def pull(self) -> bytes | bytearray | None:
         """Return the next frame to write: control before bulk, each with acks; None if there is
         nothing, or no room in the window.
@@ -77,8 +87,11 @@ class Session:
                 session cannot go on.
         """
         control, bulk = self._lanes
-        control.on_ack(frame.acks[0])
-        bulk.on_ack(frame.acks[1])
+        control_ack, bulk_ack = frame.acks
+        if control_ack != control.acked:
+            control.on_ack(control_ack)
+        if bulk_ack != bulk.acked:
+            bulk.on_ack(bulk_ack)
         if isinstance(frame, Ack):
             return []
         if not 0 <= frame.lane < len(self._lanes):
