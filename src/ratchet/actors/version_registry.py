@@ -204,15 +204,13 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
 
     def _status(self) -> RunStatus:
         now = self.now()
-        records = self._store.records()
-        live = [record for record in records if record.state == "live"]
         return RunStatus(
             name=self._run_name,
             uptime_s=now - self._started,
             term=self._store.newest_term(),
-            live=live[-1] if live else None,
-            newest=records[-1].version if records else None,
-            num_burnt=sum(record.state == "burnt" for record in records),
+            live=self._store.newest_live(),
+            newest=self._store.newest(),
+            num_burnt=self._store.num_burnt(),
             roles=self._roles.statuses(now, self.system.links()),
             suspect_s=self._roles.suspect_s,
             end=self._ended.status if self._ended else None,
