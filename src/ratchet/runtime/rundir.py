@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import closing
+from errno import ENOTDIR
 from pathlib import Path
 
 import msgspec
@@ -139,6 +140,8 @@ def _make_whole(run: RunDirectory, config: Config, links: Links | None) -> bool:
     try:
         if run.root.exists() and (not run.root.is_dir() or any(run.root.iterdir())):
             return False
+        if run.root.parent.is_file():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
         run.root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=run.root.parent, prefix=f".{run.root.name}.") as name:
             whole = RunDirectory(Path(name) / run.root.name)
