@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.helpers.command import Command, gone, kill
 from tests.helpers.config import small_config
 
 from ratchet.storage.versions import read_versions
+
+if TYPE_CHECKING:
+    import psutil
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -21,10 +25,14 @@ NUM_PROCESSES = 2 + 3 + 2
 """the launcher and its reaper, three roles, two workers"""
 
 REWARD = """
-import subprocess
-subprocess.Popen(["sleep", "1000"])  # as sandboxes and servers of users are
+import functools, subprocess
+
+@functools.cache
+def sandbox():
+    return subprocess.Popen(["sleep", "1000"])
 
 def reward(prompt, completion):
+    sandbox()
     return float(len(completion))
 """
 
@@ -59,6 +67,11 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     assert sum(v.state == "live" for v in versions) >= 10
 
 
+def sleeping(command: Command) -> list[psutil.Process]:
+    """The sandboxes of the run."""
+    return [process for process in command.family() if process.name() == "sleep"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     tmp_path: Path, number: signal.Signals
@@ -67,9 +80,10 @@ def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     task = CONFIG.task.model_copy(update={"reward": f"{tmp_path}/reward.py:reward"})
     with Command(CONFIG.model_copy(update={"task": task}), tmp_path / "run") as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)
+        workers = {command.child(f"rollout-{rank}") for rank in (0, 1)}
+        command.until("a sandbox in each", lambda: workers == {p.ppid() for p in sleeping(command)})
         family = command.family()
-        sleeps = [process for process in family if process.name() == "sleep"]
-        assert {p.ppid() for p in sleeps} >= {command.child(f"rollout-{rank}") for rank in (0, 1)}
+        sleeps = sleeping(command)
         assert len(family) == NUM_PROCESSES + len(sleeps)
         if number == signal.SIGKILL:  # one that stands still cannot see that its launcher is gone
             kill(command.child("rollout-1"), signal.SIGSTOP)

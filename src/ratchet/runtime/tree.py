@@ -96,8 +96,8 @@ def build_tree(
         children: kind and child of each role.
         config: its `runtime` holds the rules for rollout workers.
         log: of the launcher.
-        on_escalation: told the cause before the roles are stopped, unless it came from the
-            registry.
+        on_escalation: told the cause before the roles are stopped; unless it came from the
+            registry, or the run goes on with another in the place of a role here.
     """
     has_trainer = any(kind == "trainer" for kind, _ in children)
     members = [
@@ -112,7 +112,8 @@ def build_tree(
 
     async def escalated(verdict: Escalate) -> None:
         cause = _outcome(verdict.first)
-        if on_escalation is not None and cause.status != "run_failed":
+        is_news = cause.status != "run_failed" and not cause.replaced
+        if on_escalation is not None and is_news:
             await on_escalation(cause.detail)
 
     rules = Rules("one_for_all", max_restarts=0, until="any" if has_trainer else "all")

@@ -364,6 +364,16 @@ def test_workers_alone_hear_that_the_run_has_failed_elsewhere() -> None:
     assert world.told == []
 
 
+def test_a_role_that_another_has_replaced_does_not_end_the_run_of_that() -> None:
+    def body(world: World) -> None:
+        outcome = RoleOutcome("user_error", "a newer process has taken the name", replaced=True)
+        world["rollout-0"]._end.set_result(role_end("rollout-0", outcome))
+
+    outcome, world = scenario(body, ROLLOUTS)
+    assert outcome.replaced
+    assert world.told == []
+
+
 def test_a_stop_without_the_trainer_stops_what_is_here() -> None:
     outcome, world = scenario(lambda w: w.stop.set(), ROLLOUTS)
     assert outcome == RoleOutcome("stopped", "interrupted")
