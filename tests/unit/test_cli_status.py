@@ -2,92 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.actors import RecordingLog, make_system
+from tests.helpers.running_registry import RunningRegistry, secret
 from typer.testing import CliRunner, Result
 
 from ratchet import cli_status
-from ratchet.actors.version_registry import VersionRegistry
 from ratchet.errors import UserError
-from ratchet.runtime.reporter import Reporter
-from ratchet.storage.versions import VersionStore
-from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.credentials import Credentials, load_token
-from ratchet.transport.mailbox.node import Node
-from ratchet.transport.mailbox.wire import SocketWire
-from ratchet.types import RoleInfo
-
-TOKEN = "ab" * 32
-
-
-class RunningRegistry:
-    """A registry on a loop of its own, in a thread."""
-
-    def __init__(self, address: str, token_file: Path) -> None:
-        self.address = address
-        self._token_file = token_file
-        self.log = RecordingLog()
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
-        self._thread.start()
-        assert self._up.wait(20)
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
-        system = make_system(log=self.log)
-        key = load_token(str(self._token_file))
-        node = Node(
-            name="registry",
-            incarnation="life-1",
-            address=Address.parse(self.address),
-            key=key,
-            run_id="run-7",
-            local=system.local,
-            locate=system.book.locate,
-            dead_letters=system.dead_letters,
-            new_id=system.new_id,
-            random_bytes=os.urandom,
-            log=self.log,
-            wire=SocketWire(Credentials(key)),
-        )
-        system.remote, system.links = node, node.links
-        await node.start()
-        self.address = str(node.address)
-        store = VersionStore.open(None, run="run-7")
-        ref = VersionRegistry.start(system, "registry", store=store, run_name="sums")
-        role = RoleInfo("registry", "registry", "life-1")
-        reporter = Reporter(system, role, every_s=0.05, open_asks=node.waits)
-        reporter.start()
-        self._up.set()
-        await self._end.wait()
-        reporter.stop()
-        await ref.stop(block=False)
-        await node.stop(1.0)
-
-    def end(self) -> None:
-        """Begin to stop, from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end.set)
-
-    def stop(self) -> None:
-        """Stop. Idempotent."""
-        self.end()
-        self._thread.join()
 
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    return secret(tmp_path / "token", TOKEN)
+    return secret(tmp_path / "token")
 
 
 @pytest.fixture
@@ -104,12 +36,6 @@ def run(tmp_path: Path) -> Path:
     root = tmp_path / "runs" / "sums"
     (root / "logs").mkdir(parents=True)
     return root
-
-
-def secret(path: Path, text: str) -> Path:
-    path.touch(mode=0o600)
-    path.write_text(text)
-    return path
 
 
 def link(run: Path, address: str, token: Path | None, run_id: str = "run-7") -> None:

@@ -107,6 +107,9 @@ def test_a_role_that_leaves_is_suspected_no_more_and_its_next_life_begins_well()
     found.join(REBORN)
     assert found.listen((link("rollout-0"),), 2.0) == []
     assert found.listen((silent,), 3.0) == [Suspicion(REBORN, True, True, 9.0)]
+    found.leave(REBORN, "silent")
+    found.join(REBORN)  # the same life, given up and back
+    assert found.listen((silent,), 4.0) == [Suspicion(REBORN, True, True, 9.0)]
 
 
 def test_starts_are_counted_by_name() -> None:
