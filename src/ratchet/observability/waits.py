@@ -125,7 +125,7 @@ def _edges(status: RunStatus) -> dict[str, list[WaitRow]]:
     edges: dict[str, dict[str, WaitRow]] = {}
     for role in _here(status):
         for row in sorted(_rows(role), key=lambda row: -row.waited_s):
-            if row.waited_s >= age_s or role.role.name in quiet:
+            if row.waited_s >= age_s:
                 edges.setdefault(row.who, {}).setdefault(row.on, row)
     return {who: list(rows.values()) for who, rows in edges.items()}
 
