@@ -3,16 +3,17 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.helpers.gang import SecondRank
-from tests.helpers.training import make_groups, training_config, write_model
+from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 
-from ratchet.backends.training.base import GradientReport, StepReport
+from ratchet.backends.training.base import GradientReport, StepReport, TrainingBackend
 from ratchet.backends.training.channel import VERDICT_BYTES, Verdict
 from ratchet.backends.training.commands import Command
 from ratchet.backends.training.fake import FakeBackend
@@ -279,23 +280,72 @@ def test_a_process_without_ranks_leads_nobody(tmp_path: Path) -> None:
     assert isinstance(create_backend(training_config(), tmp_path), FsdpBackend)
 
 
+# --- real ranks
+
+
+@pytest.fixture(scope="module")
+def second_rank() -> Iterator[SecondRank]:
+    second = SecondRank()
+    yield second
+    second.stop()
+
+
+def train(backend: TrainingBackend) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """Train a fixed job; return everything that was reported, and the weights."""
+    reports: list[dict[str, float]] = []
+
+    async def body() -> None:
+        await backend.start()
+        reports.append(dict(await backend.warm_start(copy_prompts(9))))
+        for seed in range(3):
+            report = await backend.forward_backward(make_groups(3, 3, seed=seed))
+            step = await backend.optimizer_step()
+            reports.append({**report.metrics, **step.metrics})
+        names = [spec.name for spec in backend.specs()]
+        weights.update(zip(names, map(torch.clone, backend.read(names)), strict=True))
+        await backend.close()
+
+    weights: dict[str, torch.Tensor] = {}
+    asyncio.run(body())
+    return reports, weights
+
+
 @pytest.mark.slow
-def test_a_rank_that_cannot_load_ends_the_call_that_waits_for_it(tmp_path: Path) -> None:
+def test_two_led_ranks_report_what_one_process_does(
+    tmp_path: Path, second_rank: SecondRank
+) -> None:
+    config = training_config(
+        warm_start={"steps": 2, "batch_size": 7}, trainer={"micro_batch_tokens": 30}
+    )
+    base = write_model(config, tmp_path / "base")
+    alone, weights = train(create_backend(config, base))
+    with second_rank.meet(config.model_dump(mode="json"), base):
+        led, led_weights = train(create_backend(config, base))
+    assert second_rank.ended() == "closed"
+    assert len(led) == len(alone) == 4
+    for mine, theirs in zip(led, alone, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert len({report["loss"] for report in led}) == 4
+    assert led_weights.keys() == weights.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(led_weights[name], value, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_load_ends_the_call_that_waits_for_it(
+    tmp_path: Path, second_rank: SecondRank
+) -> None:
     config = training_config()
     write_model(config, tmp_path / "base")
-    second = SecondRank()
-    try:
-        with second.meet(config.model_dump(mode="json"), tmp_path / "missing"):
-            leader = create_backend(config, tmp_path / "base")
+    with second_rank.meet(config.model_dump(mode="json"), tmp_path / "missing"):
+        leader = create_backend(config, tmp_path / "base")
 
-            async def body() -> None:
-                with pytest.raises(RunFailed, match=r"Start failed on rank 0 alone: .*[Cc]losed"):
-                    await leader.start()
-                await leader.close()
+        async def body() -> None:
+            with pytest.raises(RunFailed, match=r"Start failed on rank 0 alone: .*[Cc]losed"):
+                await leader.start()
+            await leader.close()
 
-            asyncio.run(body())
-        ended = second.ended()
-    finally:
-        second.stop()
+        asyncio.run(body())
+    ended = second_rank.ended()
     assert ended.startswith("RunFailed: Start failed on rank 1 alone: ConfigError: ")
     assert "missing" in ended
