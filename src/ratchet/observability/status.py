@@ -42,6 +42,9 @@ def render(view: StatusView) -> RenderableType:
     """Return the whole text."""
     status = view.status
     parts: list[RenderableType] = [Text(_header(view)), Text(), _roles(status)]
+    facts = list(_all_facts(status))
+    if facts:
+        parts += [Text(), _table("", ("role", "says"), facts)]
     links = list(_troubled_links(status))
     if links:
         parts += [Text(), _table("links", ("from", "to", "state", "queued", "in flight"), links)]
@@ -100,7 +103,7 @@ def _age(status: RunStatus) -> str:
 
 
 def _roles(status: RunStatus) -> Table:
-    columns = ("role", "kind", "process", "loop", "restarts", "mailbox", "lag", "dead", "facts")
+    columns = ("role", "kind", "process", "loop", "restarts", "mailbox", "lag", "dead")
     return _table("", columns, (_role(role, status.suspect_s) for role in status.roles))
 
 
@@ -108,18 +111,26 @@ def _role(role: RoleStatus, suspect_s: float) -> tuple[str, ...]:
     report = role.report
     start = (role.role.name, role.role.kind, _process(role), _loop(role, suspect_s))
     restarts = str(role.num_starts - 1)
-    if role.reason is not None:
-        return (*start, restarts, "-", "-", "-", role.reason)
-    if report is None:
-        return (*start, restarts, "-", "-", "-", "no report yet")
+    if role.reason is not None or report is None:
+        return (*start, restarts, "-", "-", "-")
     return (
         *start,
         restarts,
         str(sum(report.mailboxes.values())),
         f"{report.loop_lag_s * 1000:.0f} ms",
         str(report.num_dead_letters),
-        _facts(report.facts.items()),
     )
+
+
+def _all_facts(status: RunStatus) -> Iterator[tuple[str, str]]:
+    """What the actors say, and of those that left the reason."""
+    for role in status.roles:
+        if role.reason is not None:
+            yield role.role.name, f"left: {role.reason}"
+        elif role.report is None:
+            yield role.role.name, "has not reported yet"
+        elif facts := ", ".join(_facts(role.report.facts.items())):
+            yield role.role.name, facts
 
 
 def _process(role: RoleStatus) -> str:
@@ -134,7 +145,7 @@ def _loop(role: RoleStatus, suspect_s: float) -> str:
     if role.reason is not None:
         return "-"
     if is_quiet(role, suspect_s):
-        return f"silent {role.silent_s:.0f} s" + (" (suspected)" if role.suspected else "")
+        return f"{'silent' if role.suspected else 'quiet'} {role.silent_s:.0f} s"
     if not role.up:
         return "starting"
     if role.report is not None and role.report.loop_lag_s >= _LATE_S:
@@ -142,12 +153,20 @@ def _loop(role: RoleStatus, suspect_s: float) -> str:
     return "ok"
 
 
-def _facts(facts: Iterable[tuple[str, Fact]]) -> str:
-    return ", ".join(
-        f"{name} {f'{value:.2f}' if isinstance(value, float) else value}"
-        for name, value in facts
-        if value is not None and value is not False
-    )
+def _facts(facts: Iterable[tuple[str, Fact]]) -> Iterator[str]:
+    """Say facts in words; what is not so, or not there, is left out."""
+    for name, value in facts:
+        label = name.removesuffix("_groups").removesuffix("_s").replace("_", " ")
+        if value is None or value is False:
+            continue
+        if value is True:
+            yield label
+        elif isinstance(value, float) and name.endswith("_share"):
+            yield f"{label} {value:.2f}"
+        elif isinstance(value, float):
+            yield f"{label} {value:.1f}" + (" s" if name.endswith("_s") else "")
+        else:
+            yield f"{label} {value}"
 
 
 def _troubled_links(status: RunStatus) -> Iterator[tuple[str, ...]]:
@@ -180,7 +199,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
     table.title_justify = "left"
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name not in {"process", columns[-1]})
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table

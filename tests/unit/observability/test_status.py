@@ -323,11 +323,17 @@ def busy() -> RunStatus:
     letters = (DeadLetterRow("trainer-0", "rollout-9", "AbortLoad", "gone", 3),)
     return run(
         role("registry"),
-        role("buffer", facts={"queue_groups": 3, "request_step": None}),
+        role("buffer", facts={"queue_groups": 3, "request_step": None, "credit_groups": 0}),
         role(
             "trainer-0",
             wait("trainer-0", "rollout-0", 8.0, "LoadWeights", 57.0),
-            facts={"step": 8, "busy_share": 0.25, "publishing": False},
+            facts={
+                "step": 8,
+                "busy_share": 0.25,
+                "last_step_s": 9.46,
+                "publishing": True,
+                "waits_for_batch": False,
+            },
             report={"links": links, "dead_letters": letters, "num_dead_letters": 3},
             num_starts=2,
         ),
@@ -345,12 +351,17 @@ def test_the_text() -> None:
         "run sums (0123456789ab), up 1 min 40 s, term 2, live version 7 (step 6, 2 behind the"
         " trainer), newest 8, 1 burnt",
         "",
-        "role kind process loop restarts mailbox lag dead facts",
+        "role kind process loop restarts mailbox lag dead",
         "registry registry up, 7@host ok 0 0 2 ms 0",
-        "buffer buffer up, 7@host ok 0 0 2 ms 0 queue_groups 3",
-        "trainer-0 trainer up, 7@host ok 1 0 2 ms 3 step 8, busy_share 0.25",
-        "rollout-0 rollout up, 7@host silent 6 s (suspected) 0 0 2 ms 0",
-        "rollout-1 rollout left - 0 - - - killed",
+        "buffer buffer up, 7@host ok 0 0 2 ms 0",
+        "trainer-0 trainer up, 7@host ok 1 0 2 ms 3",
+        "rollout-0 rollout up, 7@host silent 6 s 0 0 2 ms 0",
+        "rollout-1 rollout left - 0 - - -",
+        "",
+        "role says",
+        "buffer queue 3, credit 0",
+        "trainer-0 step 8, busy share 0.25, last step 9.5 s, publishing",
+        "rollout-1 left: killed",
         "",
         "links",
         "from to state queued in flight",
@@ -384,10 +395,11 @@ def test_a_role_that_starts_is_lost_or_late_says_so() -> None:
     )
     assert lines[3:7] == [
         "rollout-0 rollout up, 7@host starting 0 0 2 ms 0",
-        "rollout-1 rollout lost silent 3 s 0 0 2 ms 0",
+        "rollout-1 rollout lost quiet 3 s 0 0 2 ms 0",
         "rollout-2 rollout up, 7@host late 0 0 200 ms 0",
-        "rollout-3 rollout up ok 0 - - - no report yet",
+        "rollout-3 rollout up ok 0 - - -",
     ]
+    assert "rollout-3 has not reported yet" in lines
 
 
 def test_what_a_role_says_cannot_steer_the_terminal() -> None:
