@@ -128,9 +128,11 @@ class TlsEnd(asyncio.BufferedProtocol, asyncio.Transport):
         """Encrypt and send; before the handshake is over, keep."""
         if self._plain:
             self._socket.write(data)
+        elif self._refused or self.is_closing():
+            return  # the alert was the last word
         elif self._held is not None:
             self._held.append(bytes(data))
-        elif not self.is_closing():
+        else:
             self._encrypt(data)
             self._flush()
 

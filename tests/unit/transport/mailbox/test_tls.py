@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import pytest
 from tests.helpers.certificates import Authority, careless
 from tests.helpers.nodes import KEY, Host, Town, stopping
+from tests.simulation.loop import run_virtual
 
 from ratchet.errors import AuthFailed, ConfigError
 from ratchet.messages import AbortLoad, BurnVersion, PromptsClaimed, VersionBurnt
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials
+from ratchet.transport.mailbox.hello import Refused
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.tls import Guest, TlsEnd
 from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import Assignment, Prompt
 
@@ -90,7 +95,7 @@ def test_nothing_that_is_sent_can_be_read_on_the_way(wire: SocketWire) -> None:
     async def scene(town: Town) -> None:
         a, b = await town.start("a", wire=wire), await town.start("b", wire=wire)
         seen = bytearray()
-        async with tapped(b, seen) as address:
+        async with between(b, lambda data: seen.extend(data) or data) as address:
             a.node._locate = lambda name: address
             a.node.ref("b").tell(AbortLoad(0, 1, secret))
             assert await b.inbox.has(1) == [AbortLoad(0, 1, secret)]
@@ -102,17 +107,37 @@ def test_nothing_that_is_sent_can_be_read_on_the_way(wire: SocketWire) -> None:
     over_tcp(scene)
 
 
+def test_a_hello_that_was_changed_on_the_way_is_refused(wire: SocketWire) -> None:
+    async def scene(town: Town) -> None:
+        a, b = await town.start("a", wire=wire), await town.start("b", wire=wire)
+        chunks = itertools.count()
+
+        def spoil(data: bytes) -> bytes:
+            """Leave the handshake alone: to b, to a, to b with the hello of a."""
+            return data if next(chunks) < 3 else data[:-1] + bytes([data[-1] ^ 1])
+
+        async with between(b, spoil) as address:
+            a.node._locate = lambda name: address
+            with pytest.raises(AuthFailed, match="the TLS handshake failed: decryption failed or"):
+                await ask(a, "b")
+            await a.node.stop(1.0)
+        assert not b.inbox.told
+
+    over_tcp(scene)
+
+
 @contextlib.asynccontextmanager
-async def tapped(host: Host, seen: bytearray) -> AsyncIterator[Address]:
-    """Yield an address that passes everything on to a host, and notes it."""
+async def between(host: Host, change: Callable[[bytes], bytes]) -> AsyncIterator[Address]:
+    """Yield an address where somebody sits who passes everything on, both ways, as it likes."""
     over = asyncio.Event()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            seen.extend(data)
-            writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(change(data))
         writer.close()
-        await writer.wait_closed()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = host.node.address
@@ -277,6 +302,91 @@ def test_a_right_certificate_does_not_stand_for_a_wrong_token(wire: SocketWire) 
         await expect_refusal(a, b, "a and b do not hold the same key")
 
     over_tcp(scene)
+
+
+class Socket(asyncio.Transport):
+    """One that nothing leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.did: list[str] = []
+
+    def is_closing(self) -> bool:
+        return "close" in self.did or "abort" in self.did
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.did.append("eof")
+
+    def close(self) -> None:
+        self.did.append("close")
+
+    def abort(self) -> None:
+        self.did.append("abort")
+
+
+class Refusing(Guest):
+    """What a connection does with a refusal."""
+
+    transport: asyncio.Transport
+    refusal: Refused | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def refuse(self, refusal: Refused) -> None:
+        self.refusal = refusal
+        self.transport.write(b"a word in plain")
+        self.transport.close()
+
+
+def test_a_refused_peer_has_a_moment_to_read_why(authority: Authority) -> None:
+    """A socket closed with something unread in it is reset, and the alert with it. What the peer
+    sent before it knew is not read either.
+    """
+    stranger = careless(trusts=authority.sign(), shows=None).tls
+    node = authority.credentials().tls
+    assert stranger is not None
+    assert node is not None
+
+    async def scene() -> None:
+        to_node, to_stranger = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = stranger.client.wrap_bio(to_stranger, to_node)
+        guest, sock = Refusing(), Socket()
+        end = TlsEnd(guest, node.server, server_side=True)
+        end.connection_made(sock)
+
+        def arrive(data: bytes) -> None:
+            end.get_buffer(-1)[: len(data)] = data
+            end.buffer_updated(len(data))
+
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        arrive(to_node.read())
+        to_stranger.write(bytes(sock.written))
+        client.do_handshake()  # as far as the stranger knows, all is well
+        sock.written.clear()
+        arrive(to_node.read())
+        assert guest.refusal is not None
+        assert guest.refusal.kind == "tls"
+        assert sock.did == ["eof"]
+        client.write(b"what was on its way")
+        arrive(to_node.read())
+        await asyncio.sleep(0.99)
+        assert sock.did == ["eof"]
+        to_stranger.write(bytes(sock.written))
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+            client.read()
+        await asyncio.sleep(0.02)
+        assert sock.did == ["eof", "abort"]
+
+    run_virtual(scene())
 
 
 # --- what strangers can do
