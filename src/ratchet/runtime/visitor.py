@@ -32,10 +32,6 @@ from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 VISITOR: Final = "visitor-"
 """How the names of visitors begin."""
 _LEAVE_S: Final = 2.0
-_ACK_S: Final = 0.02
-"""An acknowledgement goes out a few milliseconds after what it acknowledges; who leaves before that
-makes a dead letter of the last reply.
-"""
 
 
 class NotReached(RatchetError):  # noqa: N818
@@ -162,7 +158,6 @@ async def visit(
     leave_s = _LEAVE_S
     try:
         yield Visit(registry, system, node, dials)
-        await asyncio.sleep(_ACK_S)
     except NotReached:
         leave_s = 0.0  # nothing that is queued will be delivered
         raise
