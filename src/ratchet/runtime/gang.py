@@ -11,6 +11,7 @@ Waits for nothing: a rank that comes too late finds the end of file.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -22,10 +23,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ratchet.errors import ConfigError
 from ratchet.runtime.role import RoleOutcome
 
 FOLDER: Final = "RATCHET_RANKS"
 """Environment variable with the path of the directory."""
+_PIPE_BYTES: Final = 2**20
 _TERMINATED: Final = -15
 """Exit code of a rank that the agent ended because of another."""
 
@@ -59,11 +62,22 @@ class RankFiles:
     def open(self) -> None:
         """Make the FIFO and hold its writing end, which no child inherits."""
         os.mkfifo(self._fifo, 0o600)
-        self._writer = os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC)
+        self._writer = os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def tell(self, line: bytes) -> None:
-        """Write a line; it is far smaller than the pipe."""
-        os.write(self._writer, line + b"\n")
+        """Write a line without waiting for the rank to read it.
+
+        Raises:
+            ConfigError: if the pipe does not hold it: a configuration of a mebibyte.
+        """
+        try:
+            written = os.write(self._writer, line + b"\n")
+        except BlockingIOError:
+            written = 0
+        if written <= len(line):
+            msg = f"a rank cannot be told {len(line)} bytes: is the configuration that long?"
+            raise ConfigError(msg)
 
     def last_words(self) -> LastWords | None:
         """Return what the rank said at its end, if it could."""

@@ -122,7 +122,7 @@ def run_follower(spec: RoleSpec, rank: int) -> RoleOutcome:
     from ratchet.runtime.base_model import ensure_base_model
 
     run = RunDirectory(Path(spec.run_dir))
-    config = run.load_config()
+    config = spec.load_config() if spec.config else run.load_config()
     name = f"{log_name(spec.role)}.rank{rank}"
     log = configure_logging(
         run.logs / f"{name}.jsonl", role=name, run=spec.run_id, level=spec.level

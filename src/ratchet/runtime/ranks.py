@@ -71,7 +71,7 @@ class Gang:
         """Make the way to each rank, with its spec in it; only rank 0 is told the secrets."""
         for number, files in enumerate(self._files):
             files.open()
-            follower = msgspec.structs.replace(self._spec, key="", tls=None)
+            follower = msgspec.structs.replace(self._spec, key="", token_file=None, tls=None)
             spec = follower if self._first + number else self._spec
             files.tell(msgspec.json.encode(spec))
 
@@ -98,6 +98,7 @@ class Gang:
             rendezvous.fail(outcome.detail)
             return self._elsewhere(rendezvous) or outcome
         except (SignalException, _Terminated):
+            rendezvous.fail("it was told to stop")
             return self._said().get(0, _STOPPED).outcome
         except NodeLost as lost:
             rendezvous.fail(str(lost))
@@ -159,7 +160,10 @@ def _launch(spec: RoleSpec, ranks: RankSpec, rendezvous: FixedRendezvous) -> Non
         shutdown_timeout=int(STOP_S),
     )
     route_library_logs()
-    elastic_launch(config, sys.executable)("-m", "ratchet.runtime.rank")
+    try:
+        elastic_launch(config, sys.executable)("-m", "ratchet.runtime.rank")
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all ranks are gone, and this leaves too
 
 
 class _Terminated(BaseException):
