@@ -103,9 +103,7 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
 
 async def _foreground(launched: Launch) -> int:
     """Run in the foreground; the first signal stops in order, the second at once."""
-    from rich.console import Console
-
-    from ratchet.observability.live import PlainView, Viewer
+    from ratchet.runtime.launch_view import open_launch_view
 
     loop = asyncio.get_running_loop()
     signals: list[int] = []
@@ -116,18 +114,12 @@ async def _foreground(launched: Launch) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted, number)
-    viewing = None
-    if launched.kind == "trainer":
-        num_steps = launched.config.trainer.num_steps
-        view = Viewer(
-            launched.directory.root, PlainView(Console(), Console(stderr=True), num_steps)
-        )
-        viewing = asyncio.create_task(view.follow())
+    view = open_launch_view(launched)
+    viewing = asyncio.create_task(view.follow())
     try:
         outcome = await launched.run()
     finally:
-        if viewing is not None:
-            await view.stop()
-            await viewing
+        await view.stop()
+        await viewing
     typer.echo(launched.result(outcome))
     return 128 + signals[0] if signals else 0

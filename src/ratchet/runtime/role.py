@@ -196,7 +196,12 @@ def _listen(loop: asyncio.AbstractEventLoop, ref: LocalRef) -> None:
 
 def log_name(role: RoleInfo) -> str:
     """Return the stem of the role's log files: ROLE-RANK."""
-    return role.name if "-" in role.name else f"{role.name}-0"
+    return log_stem(role.name)
+
+
+def log_stem(name: str) -> str:
+    """Return the stem of the log files of the role of that name."""
+    return name if "-" in name else f"{name}-0"
 
 
 def main() -> None:
