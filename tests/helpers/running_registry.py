@@ -29,9 +29,11 @@ def secret(path: Path, text: str = "ab" * 32) -> Path:
 class RunningRegistry:
     """The registry of run-7, with a reporter."""
 
-    def __init__(self, address: str, token_file: Path) -> None:
+    def __init__(self, address: str, secret: Path | Credentials) -> None:
         self.address = address
-        self._token_file = token_file
+        self._credentials = (
+            Credentials(load_token(str(secret))) if isinstance(secret, Path) else secret
+        )
         self.log = RecordingLog()
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
@@ -42,12 +44,11 @@ class RunningRegistry:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         system = make_system(log=self.log)
-        key = load_token(str(self._token_file))
         node = Node(
             name="registry",
             incarnation="life-1",
             address=Address.parse(self.address),
-            key=key,
+            key=self._credentials.key,
             run_id="run-7",
             local=system.local,
             locate=system.book.locate,
@@ -55,7 +56,7 @@ class RunningRegistry:
             new_id=system.new_id,
             random_bytes=os.urandom,
             log=self.log,
-            wire=SocketWire(Credentials(key)),
+            wire=SocketWire(self._credentials),
         )
         system.remote, system.links = node, node.links
         await node.start()

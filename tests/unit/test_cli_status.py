@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.certificates import Authority, Files
 from tests.helpers.running_registry import RunningRegistry, secret
 from typer.testing import CliRunner, Result
 
@@ -38,14 +39,16 @@ def run(tmp_path: Path) -> Path:
     return root
 
 
-def link(run: Path, address: str, token: Path | None, run_id: str = "run-7") -> None:
+def link(
+    run: Path, address: str, token: Path | None, *, run_id: str = "run-7", tls: Any = None
+) -> None:
     (run / "links.json").write_text(
         json.dumps(
             {
                 "registry": address,
                 "run_id": run_id,
                 "token_file": None if token is None else str(token),
-                "tls": None,
+                "tls": tls,
             }
         )
     )
@@ -103,6 +106,29 @@ def test_an_address_and_a_token_will_do(tmp_path: Path, token: Path) -> None:
         result = invoke("--registry", address, "--token-file", token)
         assert result.exit_code == 0
         assert lines(result)[0].startswith("run sums (run-7)")
+    finally:
+        running.stop()
+
+
+def test_certificates_will_do_from_the_command_line_and_from_the_directory(
+    tmp_path: Path, run: Path
+) -> None:
+    authority, strangers = Authority(tmp_path), Authority(tmp_path)
+    running = RunningRegistry("tcp:127.0.0.1:0", authority.credentials())
+
+    def options(files: Files) -> list[str]:
+        return ["--tls-ca", files.ca, "--tls-cert", files.cert, "--tls-key", files.key]
+
+    try:
+        address = running.address.removeprefix("tcp:")
+        mine = authority.sign()
+        assert invoke("--registry", address, *options(mine)).exit_code == 0
+        link(run, running.address, None, tls=vars(mine))
+        assert invoke(run).exit_code == 0
+        refused = invoke("--registry", address, *options(strangers.sign()))
+        assert refused.exit_code == 2
+        assert "refuses us" in refused.output
+        assert "certificate" in refused.output
     finally:
         running.stop()
 
