@@ -5,7 +5,6 @@ Links, stores, leases and the weight transport are the real ones; only the engin
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import tempfile
@@ -37,7 +36,7 @@ from ratchet.transport.mailbox.credentials import Credentials, load_token
 from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.transport.weights.registry import open_receiver
-from ratchet.types import Prompt, RoleInfo, RoleKind, VersionRecord
+from ratchet.types import Prompt, RoleInfo, RoleKind
 
 
 class Policy(torch.nn.Module):
@@ -156,8 +155,3 @@ class MiniRun:
     def groups(self) -> list[GroupRow]:
         """The ledger as it is on disk."""
         return list(read_groups(self.directory.ledger))
-
-    def versions(self) -> list[VersionRecord]:
-        """The numbers that were ever reserved."""
-        with contextlib.closing(VersionStore.open(self.directory.versions, run="mini")) as store:
-            return list(store.records())

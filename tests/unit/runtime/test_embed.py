@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,11 @@ from ratchet.errors import AskTimeout, AuthFailed, ConfigError, RunFailed, Stale
 from ratchet.messages import EndRun
 from ratchet.runtime.embed import Guest
 from ratchet.runtime.embed_loop import OwnBatch, Snapshot
+from ratchet.runtime.embed_producer import Work
 from ratchet.runtime.embed_trainer import Trainer
 from ratchet.status import RunStatus
+from ratchet.storage.groups import GroupRow
+from ratchet.storage.versions import read_versions
 from ratchet.types import RolloutGroup, VersionSpan
 
 pytestmark = pytest.mark.timeout(60)
@@ -186,7 +191,7 @@ def test_a_model_that_is_not_finite_is_not_begun_with(mini: MiniRun) -> None:
         trainer = run.trainer(policy)
         with pytest.raises(RunFailed, match="w is not finite: there is nothing to begin with"):
             next(iter(trainer.batches()))
-    assert mini.versions() == []
+    assert list(read_versions(mini.directory.versions)) == []
 
 
 def test_a_model_that_the_engines_do_not_know_is_refused_at_once(mini: MiniRun) -> None:
@@ -238,10 +243,9 @@ def test_a_failed_run_fails_the_loop(mini: MiniRun) -> None:
         trainer = run.trainer(Policy())
         next(iter(trainer.batches()))
         mini.refs["registry"].tell(EndRun("rollout-0", "failed", "the disk is full"))
+        eventually(lambda: not mini.refs["buffer"].is_alive())
         with pytest.raises(RunFailed, match="the disk is full"):
-            for _ in range(1000):
-                trainer.publish()
-                next(iter(trainer.batches()))
+            trainer.publish()
 
 
 def test_the_async_twin_does_the_same(mini: MiniRun) -> None:
@@ -319,58 +323,97 @@ def test_a_snapshot_keeps_what_was_taken_and_knows_tied_weights() -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[MiniRun]:
-    """A run whose engine claims next to nothing, and leaves the prompts to a producer."""
-    buffer = {"batch_groups": 2, "max_staleness": 2, "lease_s": 1.0, "capacity_factor": 4.0}
+    """A run whose engine claims one prompt at a time, and leaves some to a producer."""
+    buffer = {"batch_groups": 2, "max_staleness": 9, "lease_s": 1.0, "capacity_factor": 4.0}
     rollout = {"max_concurrent_groups": 1, "group_timeout_s": 1.0}
     with MiniRun(tmp_path, buffer=buffer, rollout=rollout) as run:
         yield run
 
 
-def test_a_producer_claims_by_credit_and_its_groups_are_trained(alone: MiniRun) -> None:
-    with ratchet.join(alone.directory.root) as run:
+@contextlib.contextmanager
+def training(run: Guest) -> Iterator[None]:
+    """Take steps in a thread until the block ends, and one more."""
+    enough = threading.Event()
+
+    def train() -> None:
         trainer = run.trainer(Policy())
-        batches = trainer.batches()
-        next(batches)
+        for _ in trainer.batches():
+            trainer.publish()
+            if enough.wait(0.02):
+                return
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_a_producer_claims_by_credit_and_its_groups_are_trained(alone: MiniRun) -> None:
+    with ratchet.join(alone.directory.root) as run, training(run):
         producer = run.producer(name="mine")
         prompts = producer.prompts(timeout_s=20)
         work = next(prompts)
-        assert work.prompt_ids == (*(3 + int(c) for c in work.prompt.text[:-1]), 13)
-        with pytest.raises(ValueError, match="a group has 2 rollouts"):
-            producer.finish(work, [])
-        with pytest.raises(VersionError, match=r"names versions \[7\], which this run has never"):
-            producer.finish(work, [work.rollout([3], [-1.0], reward=0, version=7)] * 2)
+        digits = (3 + int(digit) for digit in work.prompt.text[:-1])
+        assert work.prompt_ids == (*digits, 13)  # of the policy's tokenizer
         spans = [VersionSpan(0, 0, 1), VersionSpan(0, 1, 2)]
         good = [work.rollout([3, 4], [-1.0, -0.5], reward=r, version=spans) for r in (0, 1)]
         assert producer.finish(work, good)
         refused = next(prompts)
         producer.fail(refused, "generation", "my engine is down")
-        rows: dict[int, object] = {}
-        for _ in range(2):
-            trainer.publish()
-            next(batches)
-        trainer.publish()
-        eventually(lambda: rows.update({r.group_id: r for r in alone.groups()}) or True)
-    by_id = {row.group_id: row for row in alone.groups()}
-    mine = by_id[work.assignment.group_id]
-    assert (mine.worker, mine.state, mine.min_version) == ("mine", "trained", 0)
-    assert by_id[refused.assignment.group_id].reason == "generation"
+
+        def of(taken: Work) -> list[GroupRow]:
+            return [r for r in alone.groups() if r.group_id == taken.assignment.group_id]
+
+        eventually(lambda: of(work)[0].state == "trained")
+        eventually(lambda: of(refused)[0].state == "dropped")
+    (mine,) = of(work)
+    assert (mine.worker, mine.min_version, mine.num_tokens) == ("mine", 0, 4)
+    assert of(refused)[0].reason == "generation"
+
+
+def test_what_could_not_be_trained_is_refused_where_it_was_made(alone: MiniRun) -> None:
+    with ratchet.join(alone.directory.root) as run, training(run):
+        producer = run.producer(name="mine")
+        work = next(producer.prompts(timeout_s=20))
+
+        def refused(ids: list[int], logprobs: list[float], reward: float = 0.0, **more: Any) -> str:
+            rollout = work.rollout(ids, logprobs, reward=reward, **({"version": 0} | more))
+            with pytest.raises((ValueError, VersionError)) as caught:
+                producer.finish(work, [rollout] * 2)
+            return str(caught.value)
+
+        with pytest.raises(ValueError, match="a group has 2 rollouts"):
+            producer.finish(work, [])
+        assert "names versions [77], which this run has never had" in refused(
+            [3], [-1.0], version=77
+        )
+        assert "as many of each" in refused([3, 4], [-1.0])
+        assert "as many of each" in refused([], [])
+        assert "above 0" in refused([3], [0.5])
+        assert "not finite" in refused([3], [float("nan")])
+        assert "reward = nan" in refused([3], [-1.0], reward=float("nan"))
+        assert "vocabulary, 0 to 13" in refused([14], [-1.0])
+        assert "do not cover" in refused([3, 4], [-1.0] * 2, version=[VersionSpan(0, 0, 1)])
+        assert producer.finish(work, [work.rollout([3], [-1.0], reward=0, version=0)] * 2)
+    assert alone.refs["buffer"].is_alive()
 
 
 def test_a_prompt_that_is_kept_too_long_is_issued_again(alone: MiniRun) -> None:
-    with ratchet.join(alone.directory.root) as run:
-        trainer = run.trainer(Policy())
-        next(iter(trainer.batches()))
+    with ratchet.join(alone.directory.root) as run, training(run):
         producer = run.producer(name="mine")
         work = next(producer.prompts(timeout_s=20))
-        key = (work.assignment.group_id, work.assignment.attempt)
+        group, attempt = work.assignment.group_id, work.assignment.attempt
 
         def reissued() -> bool:
-            return any(r.group_id == key[0] and r.attempt > key[1] for r in alone.groups())
+            return any(r.group_id == group and r.attempt > attempt for r in alone.groups())
 
         eventually(reissued)
         late = [work.rollout([3], [-1.0], reward=r, version=0) for r in (0, 1)]
         assert not producer.finish(work, late)
-    assert all(row.worker != "mine" or row.state != "trained" for row in alone.groups())
+        eventually(lambda: bool(alone.log.named("late_finish")))
 
 
 def test_a_producer_gets_no_prompt_before_a_version_is_live(alone: MiniRun) -> None:
@@ -383,14 +426,7 @@ def test_a_producer_gets_no_prompt_before_a_version_is_live(alone: MiniRun) -> N
 
 
 def test_a_producer_that_leaves_frees_its_prompts_at_once(alone: MiniRun) -> None:
-    with ratchet.join(alone.directory.root) as run:
-        trainer = run.trainer(Policy())
-        next(iter(trainer.batches()))
+    with ratchet.join(alone.directory.root) as run, training(run):
         with ratchet.join(alone.directory.root) as other:
             next(other.producer(name="gone").prompts(timeout_s=20))
-        eventually(lambda: any(f["reason"] == "stopped" for f in left(alone)))
-        assert [f for f in alone.log.named("lease_ended") if f["worker"] == "gone"]
-
-
-def left(mini: MiniRun) -> list[dict[str, object]]:
-    return [fields for fields in mini.log.named("role_left") if fields.get("name") == "gone"]
+        eventually(lambda: any(f["worker"] == "gone" for f in alone.log.named("lease_ended")))
