@@ -13,13 +13,14 @@ import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ratchet.errors import ActorDead, AuthFailed, ConfigError, RatchetError
+from ratchet.errors import ActorDead, ConfigError, RatchetError
 from ratchet.status import LinkRow
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import DeadLetters, Ref, Wait
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
+from ratchet.transport.mailbox.connections import Connections
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
 from ratchet.transport.mailbox.hub import Log
@@ -31,7 +32,6 @@ from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
-_MAX_LOGGED: Final = 64
 _MAX_FORMER: Final = 1024
 
 
@@ -114,18 +114,14 @@ class Node:
         self._peers: dict[str, Peer] = {}
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
-        self._connections: dict[Connection, None] = {}
-        """in the order in which they came"""
+        self._connections = Connections(name, limits.connections, log)
         self._former: dict[str, str] = {}
         """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
         self._progress = asyncio.Event()
         """set whenever `stop` may have one thing less to wait for"""
         self._ticker: asyncio.TimerHandle | None = None
-        self._logged: set[tuple[str, str]] = set()
         self._stopping = False
         self._closed = False
-        self.num_refused = 0
-        """connections whose hello failed"""
 
     # --- for the process
 
@@ -178,6 +174,11 @@ class Node:
         return tuple(self._calls.waits())
 
     @property
+    def num_refused(self) -> int:
+        """Connections that were turned away, or did not get through their hello."""
+        return self._connections.num_refused
+
+    @property
     def num_late_replies(self) -> int:
         """Replies that came after their ask had ended, or twice."""
         return self._calls.num_late_replies
@@ -201,14 +202,14 @@ class Node:
             await peer.close(f"{self.name} stops")
         if self._listener is not None:
             self._listener.close()
-        for connection in tuple(self._connections):
+        for connection in self._connections:
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while self._connections:
                     self._progress.clear()
                     await self._progress.wait()
-        for connection in tuple(self._connections):
+        for connection in self._connections:
             connection.abort()
         self.log.info("node_stopped", node=self.name)
 
@@ -232,7 +233,7 @@ class Node:
 
     def _forget(self) -> None:
         """Drop the peers of which nothing is left but the name: visitors that have gone."""
-        in_hello = {c.handshake.peer.name for c in self._connections if c.handshake.peer}
+        in_hello = self._connections.names_in_hello()
         for name, peer in tuple(self._peers.items()):
             if not peer.spent or name in in_hello or self.where(name) or self._has_ref(name):
                 continue
@@ -263,8 +264,8 @@ class Node:
 
     async def dial(self, name: str) -> None:
         """Open a connection to the node of that name: `Hub`."""
-        connection = self._connection(wanted=name)
         address = self._locate(name)
+        connection = self._connection(wanted=name)
         try:
             await self._wire.dial(address, lambda: connection)
             await connection.opened
@@ -304,19 +305,7 @@ class Node:
 
     def on_made(self, connection: Connection) -> None:
         """A connection is there: `Host`."""
-        self._connections[connection] = None
-        if len(self._connections) <= self._limits.connections:
-            return
-        # strangers cannot keep the nodes of the run out: the oldest that has not proved itself goes
-        for other in self._connections:
-            if not (other.closed or other.handshake.dials or other.handshake.done):
-                break
-        if other is not connection:
-            other.abort()
-            self.num_refused += 1
-        else:
-            text = f"{self.name} has {self._limits.connections} connections"
-            connection.refuse(Refused("busy", text))
+        self._connections.add(connection)
 
     def _session_with(self, hello: Hello) -> Session:
         if self._closed or hello.name == self.name:
@@ -335,22 +324,10 @@ class Node:
         return peer if peer.take(connection) else None
 
     def on_hello_failed(self, connection: Connection, error: Exception) -> None:
-        """Log why, once for each peer and reason; who dialled logs on its own: `Host`."""
-        self.num_refused += 1
-        if connection.handshake.dials:
-            return
-        claimed, at = connection.handshake.claimed, connection.remote
-        kind = error.kind if isinstance(error, Refused) else type(error).__name__
-        is_auth = isinstance(error, Refused) and isinstance(error.as_error(), AuthFailed)
-        # a stranger without a name has a machine: its port is another each time
-        known = (claimed if connection.handshake.peer else at.rpartition(":")[0], kind)
-        if not is_auth or known in self._logged or len(self._logged) >= _MAX_LOGGED:
-            self.log.debug("hello_failed", peer=claimed, at=at, error=str(error))
-            return
-        self._logged.add(known)
-        self.log.error("auth_failed", peer=claimed, at=at, error=str(error))
+        """Account for it: `Host`."""
+        self._connections.failed(connection, error)
 
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection: `Host`."""
-        self._connections.pop(connection, None)
+        self._connections.discard(connection)
         self._progress.set()
