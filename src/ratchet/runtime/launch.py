@@ -180,7 +180,7 @@ class Launch:
                 watching.cancel()
             if self._ends_run and outcome.status in {"failed", "user_error"}:
                 if not outcome.replaced:
-                    link.end_run(self._end("failed", f"{self.name}: {outcome.detail}"))
+                    link.end_run(self._end("failed", self._cause(outcome.detail)))
             elif watching.done() and not watching.cancelled():
                 return _without_registry(watching.result(), outcome)
             return outcome
@@ -222,6 +222,9 @@ class Launch:
         if self.kind == "registry":  # it tells all others, and ends when they have
             await asyncio.wait({running}, timeout=_LAST_ROLE_S)
         self._kill.set()
+
+    def _cause(self, detail: str) -> str:
+        return detail if detail.startswith(self.name) else f"{self.name}: {detail}"
 
     def _end(self, status: EndStatus, reason: str) -> EndRun:
         return EndRun(f"launcher of {self.name}", status, reason)

@@ -12,7 +12,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
 from ratchet.actors.role import ORDERLY, REGISTRY
-from ratchet.errors import ActorDead, AskTimeout, AuthFailed, RunFailed, UserError
+from ratchet.errors import (
+    ActorDead,
+    AskTimeout,
+    AuthFailed,
+    RatchetError,
+    RunFailed,
+    UserError,
+)
 from ratchet.messages import RunDescribed
 from ratchet.runtime.role import EndOfActor
 from ratchet.runtime.visitor import Visit
@@ -39,7 +46,7 @@ async def meet_registry(
 
     Raises:
         UserError: it does not let this node in.
-        RunFailed: it did not answer within `wait_s` seconds.
+        RunFailed: it did not answer within `wait_s` seconds, or not with what was asked for.
     """
     async with _reminding(lambda: say(f"waiting for the registry at {where}, up to {wait_s:g} s")):
         with contextlib.suppress(TimeoutError):
@@ -55,6 +62,9 @@ async def meet_registry(
                         raise UserError(msg) from None
                     except (ActorDead, AskTimeout):
                         await asyncio.sleep(_PAUSE_S)
+                    except RatchetError as error:
+                        msg = f"the registry at {where} cannot be understood: {error}"
+                        raise RunFailed(msg) from None
     reason = link.dials.error or "it does not answer"
     msg = f"the registry at {where} could not be reached within {wait_s:g} s (--wait): {reason}"
     raise RunFailed(msg)

@@ -258,6 +258,9 @@ def test_a_trainer_that_is_given_up_ends_the_run_with_its_cause(world: World, st
     played(launched, lambda: world.ends.put_nowait(RoleOutcome(status, "no memory")))
     (told,) = world.told
     assert (told.status, told.reason) == ("failed", "trainer-0: no memory")
+    launched = world.launch("buffer")
+    played(launched, lambda: world.ends.put_nowait(RoleOutcome(status, "buffer died")))
+    assert world.told[-1].reason == "buffer died"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from tests.simulation.loop import run_virtual
 
-from ratchet.errors import ActorDead, AskTimeout, AuthFailed, RatchetError, RunFailed, UserError
+from ratchet.errors import (
+    ActorDead,
+    AskTimeout,
+    AuthFailed,
+    HandlerFailed,
+    RatchetError,
+    RunFailed,
+    UserError,
+)
 from ratchet.messages import Down, RunDescribed
 from ratchet.runtime.registry_link import Gone, meet_registry, until_gone
 from ratchet.status import RunStatus
@@ -92,6 +100,12 @@ def test_a_refusal_is_the_users_to_mend_and_is_not_repeated() -> None:
         return asyncio.get_running_loop().time()
 
     assert virtually(body) == 0.0
+
+
+def test_what_is_no_answer_is_not_asked_for_again() -> None:
+    link: Any = Link(refusal=HandlerFailed("it does not accept DescribeRun"))
+    with pytest.raises(RunFailed, match="cannot be understood: it does not accept DescribeRun"):
+        virtually(lambda: meet_registry(link, where="a", wait_s=70.0, say=lambda _: None))
 
 
 def gone_after(act: Callable[[Link], None], reason: str = "it died") -> tuple[Gone | None, float]:
