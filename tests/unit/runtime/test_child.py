@@ -148,6 +148,17 @@ def test_who_says_nothing_is_told_by_how_it_died(
     assert end.reason == f"buffer died of {how}; see {tmp_path}/role.err"
 
 
+def test_its_last_words_are_read_also_if_its_end_is_seen_first(tmp_path: Path) -> None:
+    async def body(setup: Setup) -> End:
+        life = setup.role._life
+        assert life is not None
+        asyncio.get_running_loop().remove_reader(life._stdout.fileno())
+        return await setup.role.ended()
+
+    script = SAYS.replace("200_000", "20_000")  # less than a pipe holds
+    assert scenario(tmp_path, script, body).reason.endswith("x" * 20_000)
+
+
 def test_what_it_has_started_ends_with_it_also_if_that_holds_its_output_open(
     tmp_path: Path,
 ) -> None:
