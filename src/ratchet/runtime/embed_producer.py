@@ -245,7 +245,8 @@ class Producer:
         """Hand in all rollouts of a prompt, scored.
 
         Returns:
-            False if the lease, or the run, had ended before: the group comes too late to be used.
+            False if the lease, as it is measured here, or the run had ended before: the group is
+            too late to be used. The last word is the buffer's, whose clock began with the claim.
 
         Raises:
             ValueError: they are not `group_size`, or one of them could not be trained.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -405,12 +406,13 @@ def test_a_prompt_that_is_kept_too_long_is_issued_again(alone: MiniRun) -> None:
     with ratchet.join(alone.directory.root) as run, training(run):
         producer = run.producer(name="mine")
         work = next(producer.prompts(timeout_s=20))
+        over = time.monotonic() + work.lease_s
         group, attempt = work.assignment.group_id, work.assignment.attempt
 
         def reissued() -> bool:
             return any(r.group_id == group and r.attempt > attempt for r in alone.groups())
 
-        eventually(reissued)
+        eventually(lambda: reissued() and time.monotonic() > over)
         late = [work.rollout([3], [-1.0], reward=r, version=0) for r in (0, 1)]
         assert not producer.finish(work, late)
         eventually(lambda: bool(alone.log.named("late_finish")))
