@@ -15,6 +15,8 @@ nothing that was sent to one life reaches the next.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import (
     BULK,
@@ -28,6 +30,9 @@ from ratchet.transport.mailbox.codec import (
 )
 from ratchet.transport.mailbox.lane import Item, Lane
 from ratchet.transport.mailbox.limits import Limits
+
+_ACK_BYTES: Final = 1 << 20
+"""After so many bytes an ack goes out at once: what the peer holds for us it cannot use again."""
 
 
 class Session:
@@ -122,10 +127,10 @@ class Session:
 
     @property
     def owes_much(self) -> bool:
-        """A quarter of the peer's window waits for our acks."""
+        """A quarter of the peer's window waits for our acks, or more than it should hold for us."""
         return (
             self._owed * 4 >= self._limits.window_messages
-            or self._owed_bytes * 4 >= self._limits.window_bytes
+            or self._owed_bytes >= min(self._limits.window_bytes // 4, _ACK_BYTES)
         )
 
     @property
