@@ -12,7 +12,8 @@ import random
 import time
 from typing import Any
 
-from tests.fuzz.campaign import LIMITS, SECRET, VICTIM, Outcome, Quiet
+from tests.fuzz.outcome import Outcome
+from tests.fuzz.victim import LIMITS, SECRET, VICTIM, Quiet
 from tests.helpers.fuzz import any_link_frame, hello_frame, link_frame, spoil
 from tests.helpers.nodes import KEY, Town, feed
 

@@ -79,23 +79,26 @@ class Calls:
         if self._asked:
             self._set_timer(min(asked.until for asked in self._asked.values()))
 
-    def _close_ask(self, ask_id: int) -> asyncio.Future[Message] | None:
+    def _close_ask(self, ask_id: int, by: str | None) -> asyncio.Future[Message] | None:
         """Return the future to be set, or None if nobody waits for it."""
-        asked = self._asked.pop(ask_id, None)
-        if asked is None:
+        asked = self._asked.get(ask_id)
+        if asked is None or by not in (None, asked.receiver):
             self.num_late_replies += 1
             return None
+        del self._asked[ask_id]
         return None if asked.future.done() else asked.future
 
-    def reply(self, ask_id: int, message: Message) -> None:
-        """End an ask with its reply; a late or second one is counted and ignored."""
-        future = self._close_ask(ask_id)
+    def reply(self, ask_id: int, message: Message, *, by: str | None = None) -> None:
+        """End an ask with its reply, which came from the node `by`; None is this one. A reply that
+        is late, the second one, or not of the node that was asked is counted and ignored.
+        """
+        future = self._close_ask(ask_id, by)
         if future is not None:
             future.set_result(message)
 
-    def fail(self, ask_id: int, error: RatchetError) -> None:
-        """End an ask with an error."""
-        future = self._close_ask(ask_id)
+    def fail(self, ask_id: int, error: RatchetError, *, by: str | None = None) -> None:
+        """End an ask with an error; `by` as for `reply`."""
+        future = self._close_ask(ask_id, by)
         if future is not None:
             future.set_exception(error)
 
@@ -105,10 +108,11 @@ class Calls:
         self._watched[watch_id] = _Watched(receiver, watcher)
         return watch_id
 
-    def end_watch(self, watch_id: int, reason: str) -> None:
-        """Tell the watcher, if it has not been told."""
-        watched = self._watched.pop(watch_id, None)
-        if watched is not None:
+    def end_watch(self, watch_id: int, reason: str, *, by: str | None = None) -> None:
+        """Tell the watcher, if it has not been told; `by` as for `reply`."""
+        watched = self._watched.get(watch_id)
+        if watched is not None and by in (None, watched.receiver):
+            del self._watched[watch_id]
             watched.watcher.tell(Down(watched.receiver, reason))
 
     def end_all(self, receiver: str, error: RatchetError) -> None:

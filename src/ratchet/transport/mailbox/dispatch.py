@@ -7,6 +7,7 @@ nothing: an answer is sent when the actor's future is done, and the actor's own 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ class Dispatcher:
                     case Request():
                         self._on_request(peer, envelope)
                     case Answer():
-                        self._on_answer(envelope)
+                        self._on_answer(peer, envelope)
                     case _:
                         self._on_note(peer, envelope)
         finally:
@@ -141,6 +142,8 @@ class Dispatcher:
             message = self._enter(envelope)
             if not isinstance(message, Ask):
                 raise HandlerFailed(f"{type(message).__name__} is told, it has no reply")
+            if not math.isfinite(envelope.timeout_s):  # a timer at NaN keeps all others waiting
+                raise HandlerFailed(f"an ask has a deadline, and not {envelope.timeout_s} s")
             actor = self._find(envelope.receiver)
             reply = asyncio.ensure_future(
                 actor.ask(message, block=False, timeout=envelope.timeout_s)
@@ -168,11 +171,13 @@ class Dispatcher:
         elif not reply.cancelled() and reply.exception() is None:
             self.bury(peer.name, reply.result(), f"the life of {peer.name} that asked is over")
 
-    def _on_answer(self, envelope: Answer[Body]) -> None:
+    def _on_answer(self, peer: Peer, envelope: Answer[Body]) -> None:
         try:
-            self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
+            message = decode_body(envelope.body, self._limits.depth)
         except ProtocolError as error:
-            self._calls.fail(envelope.ask_id, error)
+            self._calls.fail(envelope.ask_id, error, by=peer.name)
+        else:
+            self._calls.reply(envelope.ask_id, message, by=peer.name)
 
     def _on_note(self, peer: Peer, envelope: Failure | Watch | Ended) -> None:
         """Handle what belongs to no trace."""
@@ -180,11 +185,11 @@ class Dispatcher:
         match envelope:
             case Failure():
                 error = errors.from_wire(envelope.kind, envelope.text)
-                self._calls.fail(envelope.ask_id, error)
+                self._calls.fail(envelope.ask_id, error, by=peer.name)
             case Watch():
                 self._on_watch(peer, envelope)
             case Ended():
-                self._calls.end_watch(envelope.watch_id, envelope.reason)
+                self._calls.end_watch(envelope.watch_id, envelope.reason, by=peer.name)
 
     def _on_watch(self, peer: Peer, envelope: Watch) -> None:
         actor = self._local(envelope.receiver)
