@@ -181,8 +181,9 @@ class Launch:
             if self._ends_run and outcome.status in {"failed", "user_error"}:
                 if not outcome.replaced:
                     link.end_run(self._end("failed", self._cause(outcome.detail)))
-            elif watching.done() and not watching.cancelled():
-                return _without_registry(watching.result(), outcome)
+            elif outcome.status == "stopped" and watching.done() and not watching.cancelled():
+                gone = watching.result()
+                return RoleOutcome("finished" if gone.over else "failed", gone.reason)
             return outcome
 
     def _placement(self, run_id: str) -> Placement:
@@ -252,11 +253,6 @@ class Launch:
             raise RunFailed(outcome.detail)
         how = "the run has ended" if outcome.status == "finished" else "stopped"
         return f"{self.name}: {how}" + (f": {outcome.detail}" if outcome.detail else "")
-
-
-def _without_registry(gone: Gone, outcome: RoleOutcome) -> RoleOutcome:
-    """Judge a role that was ended because there is no registry any more."""
-    return RoleOutcome("finished", gone.reason) if gone.over else RoleOutcome("failed", gone.reason)
 
 
 def _name(

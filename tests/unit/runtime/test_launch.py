@@ -101,7 +101,7 @@ def played(launched: Launch, act: Callable[[], Any]) -> RoleOutcome:
     """Run, let something happen, and return the outcome."""
 
     async def main() -> RoleOutcome:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(15):
             running = asyncio.create_task(launched.run())
             await asyncio.sleep(0.05)
             act()
@@ -276,6 +276,22 @@ def test_an_end_that_others_know_of_or_do_not_share_is_not_told(
 ) -> None:
     assert played(world.launch("buffer"), lambda: world.ends.put_nowait(outcome)) == outcome
     assert world.told == []
+
+
+def test_a_role_has_some_time_to_end_with_its_registry_and_its_word_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "_OVER_S", 20.0)
+
+    def both_end() -> None:
+        world.gone.put_nowait(Gone(True, "it has stopped"))
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, world.ends.put_nowait, RoleOutcome("run_failed", "no memory"))
+
+    assert played(world.launch("rollout"), both_end) == RoleOutcome("run_failed", "no memory")
+    lost = Gone(False, "it was lost")  # that is no order to wait for
+    outcome = played(world.launch("rollout"), lambda: world.gone.put_nowait(lost))
+    assert outcome.detail == "it was lost"
 
 
 def test_a_role_that_outlives_its_registry_is_ended(world: World) -> None:
