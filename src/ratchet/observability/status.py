@@ -6,7 +6,7 @@ Consumes the `RunStatus` that a registry tells, produces tables and a verdict; w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -214,9 +214,3 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
-
-
-def as_builtins(view: StatusView) -> dict[str, Any]:
-    """Return plain data, as the JSON has it."""
-    data: dict[str, Any] = msgspec.to_builtins(view)
-    return data
