@@ -128,9 +128,8 @@ class Session:
     @property
     def owes_much(self) -> bool:
         """A quarter of the peer's window waits for our acks, or more than it should hold for us."""
-        return (
-            self._owed * 4 >= self._limits.window_messages
-            or self._owed_bytes >= min(self._limits.window_bytes // 4, _ACK_BYTES)
+        return self._owed * 4 >= self._limits.window_messages or self._owed_bytes >= min(
+            self._limits.window_bytes // 4, _ACK_BYTES
         )
 
     @property
