@@ -58,11 +58,6 @@ class Dialler:
                 dial, name=f"dial {self._target.name}"
             )
 
-    @property
-    def running(self) -> bool:
-        """It dials, or waits to dial again."""
-        return self._task is not None
-
     async def stop(self) -> None:
         """Dial no more."""
         self._stopped = True

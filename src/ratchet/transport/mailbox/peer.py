@@ -370,7 +370,6 @@ class Peer:
             and self.session.peer_life is None
             and self.session.idle
             and not self._retired
-            and not self._dialler.running
         )
 
     @property

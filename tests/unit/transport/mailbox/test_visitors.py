@@ -12,7 +12,7 @@ from tests.helpers.nodes import Host, MemoryWire, Town, memory_town, stopping
 from tests.simulation.loop import run_virtual
 
 from ratchet.errors import ActorDead, AuthFailed
-from ratchet.messages import AbortLoad, BurnVersion, VersionBurnt
+from ratchet.messages import AbortLoad, BurnVersion, Down, VersionBurnt
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.refs import RemoteRef
@@ -195,6 +195,22 @@ def test_a_peer_is_kept_while_its_hello_is_under_way() -> None:
         registry_peer, visitor_peer = registry.node._peer("visitor"), visitor.node._peer("registry")
         assert registry_peer.session.life == visitor_peer.session.peer_life
         assert visitor_peer.session.life == registry_peer.session.peer_life
+
+    virtual(scene)
+
+
+def test_the_end_of_a_role_is_remembered() -> None:
+    """It can be dialled, so it may come back: until then whoever watches it is told at once."""
+
+    async def scene(town: Town) -> None:
+        registry, role = await start_registry(town), await town.start("buffer")
+        await ask(role, "registry")
+        role.kill()
+        await asyncio.sleep(100.0)
+        [status] = registry.node.peers()
+        assert status.trouble == "the process of buffer has ended"
+        registry.node.ref("buffer").watch(registry.inbox)
+        assert registry.inbox.told[-1] == Down("buffer", "the process of buffer has ended")
 
     virtual(scene)
 
