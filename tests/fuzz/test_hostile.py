@@ -11,9 +11,11 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from tests.fuzz.sockets import open_link
+from tests.fuzz.victim import READ_BYTES
 from tests.helpers.nodes import Host, Town
 
 from ratchet.messages import BurnVersion, VersionBurnt
@@ -30,9 +32,9 @@ End = Callable[[], Awaitable[float]]
 
 
 @asynccontextmanager
-async def under_attack() -> AsyncIterator[tuple[Town, Host]]:
+async def under_attack(limits: Limits = LIMITS) -> AsyncIterator[tuple[Town, Host]]:
     """A victim with an honest peer, that asks all the time and always has its answer."""
-    town = Town(lambda name: Address("tcp", "127.0.0.1", 0), LIMITS)
+    town = Town(lambda name: Address("tcp", "127.0.0.1", 0), limits)
     victim, friend = await town.start("victim"), await town.start("friend")
     victim.inbox.answer = lambda message: VersionBurnt(message.version)
     answers = [0]
@@ -40,7 +42,7 @@ async def under_attack() -> AsyncIterator[tuple[Town, Host]]:
     async def be_honest() -> None:
         while True:
             question = BurnVersion(0, answers[0], "")
-            reply = await friend.node.ref("victim").ask(question, block=False, timeout=2.0)
+            reply = await friend.node.ref("victim").ask(question, block=False, timeout=5.0)
             assert reply == VersionBurnt(answers[0])
             answers[0] += 1
             await asyncio.sleep(0.01)
@@ -50,8 +52,8 @@ async def under_attack() -> AsyncIterator[tuple[Town, Host]]:
         async with asyncio.timeout(30):
             yield town, victim
             before = answers[0]
-            async with asyncio.timeout(2):
-                while answers[0] == before and not honest.done():  # noqa: ASYNC110 - at most 2 s
+            async with asyncio.timeout(6):
+                while answers[0] == before and not honest.done():  # noqa: ASYNC110 - at most 6 s
                     await asyncio.sleep(0.01)
             assert not honest.done(), honest
             assert set(victim.node._connections) == {
@@ -143,7 +145,7 @@ def test_a_peer_that_announces_too_much_is_cut_off_at_once() -> None:
             ]
             writer.write((LIMITS.frame_bytes + 1).to_bytes(4, "big") + bytes(100_000))
             assert await cut_off_after(reader, writer, b"", 0.0) < LIMITS.dead_s - 0.25
-            assert len(connection._reader._buffer) <= 256 << 10
+            assert len(connection._reader._buffer) <= READ_BYTES
             assert len(victim.log.named("link_broken")) == 1
 
     asyncio.run(scene())
@@ -153,13 +155,14 @@ def test_a_flood_of_strangers_keeps_no_node_out() -> None:
     """Three times as many strangers as connections, each of which dials again when it is cut."""
 
     async def scene() -> None:
-        async with under_attack() as (town, victim):
+        # a node whose half-open link was displaced tries again; that is no death within a second
+        async with under_attack(replace(LIMITS, dead_s=15.0)) as (town, victim):
 
             async def flood() -> None:
                 while True:
                     with contextlib.suppress(OSError):
                         await cut_off_after(*await dial(victim.node), b"\x00", 0.0)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.2)
 
             most = 0
             strangers = [asyncio.create_task(flood()) for _ in range(3 * LIMITS.connections)]
@@ -167,7 +170,7 @@ def test_a_flood_of_strangers_keeps_no_node_out() -> None:
                 await asyncio.sleep(0.1)
                 newcomer = await town.start(f"newcomer{number}")
                 question = BurnVersion(0, number, "")
-                reply = newcomer.node.ref("victim").ask(question, block=False, timeout=5.0)
+                reply = newcomer.node.ref("victim").ask(question, block=False, timeout=20.0)
                 assert await reply == VersionBurnt(number)
                 most = max(most, len(victim.node._connections))
             for each in strangers:

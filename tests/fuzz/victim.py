@@ -16,6 +16,7 @@ from tests.helpers.fuzz import MESSAGES
 from ratchet.actors.actor import Actor, Answer
 from ratchet.actors.ref import LocalRef
 from ratchet.messages import AbortLoad, BurnVersion, VersionBurnt
+from ratchet.transport.mailbox import connection
 from ratchet.transport.mailbox.base import Recipient
 from ratchet.transport.mailbox.limits import Limits
 
@@ -28,7 +29,7 @@ LIMITS = Limits(
     window_messages=500,
     connections=64,
 )
-READ_BYTES = 256 << 10
+READ_BYTES = connection._READ_BYTES
 """What a connection that has proved itself reads at once; larger than a frame of `LIMITS`."""
 SECRET = "only the honest peer says this"
 
