@@ -97,6 +97,25 @@ def test_a_prompt_is_claimed_when_it_is_asked_for() -> None:
     run_virtual(main())
 
 
+def test_a_claim_is_repeated_while_somebody_waits_and_lapsed_groups_are_not_counted() -> None:
+    async def main() -> None:
+        world = World()
+        world.take()
+        await asyncio.sleep(25.0)
+        assert world.credits == [1, 1, 1]  # the first may be lost
+        world.issue(0)
+        await asyncio.sleep(LEASE_S + 1)  # it is kept too long
+        world.take()
+        await settle()
+        assert world.credits[-1] == 1  # given back by the buffer
+        await world.ref.ask(HandIn(make_groups(1)[0]), block=False, timeout=5)
+        world.take()
+        await settle()
+        assert world.credits[-1] == 3  # its late end counts after all
+
+    run_virtual(main())
+
+
 def test_prompts_ahead_are_claimed_too() -> None:
     async def main() -> None:
         world = World(ahead=2)
@@ -147,7 +166,7 @@ def test_a_prompt_whose_lease_is_over_is_not_handed_out() -> None:
         await settle()
         assert not taken.done()
         assert world.log.named("claim_of_another_life")
-        assert world.credits[-1] == 2  # one more, for the one that was lost
+        assert world.credits[-1] == 1  # the buffer has given the credit of the lapsed one back
         world.issue(3)
         assert (await taken).assignment.group_id == 3
 
