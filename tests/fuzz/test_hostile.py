@@ -20,14 +20,14 @@ from tests.helpers.nodes import Host, Town
 
 from ratchet.messages import BurnVersion, VersionBurnt
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import Ack, Hello, pack
+from ratchet.transport.mailbox.codec import PROTOCOL, Ack, Hello, pack
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 
 LIMITS = Limits(hello_s=0.6, heartbeat_s=0.1, suspect_s=0.4, dead_s=1.0, connections=32)
 SLACK_S = 1.5
 """A busy machine is late; what is not cut off at all is later."""
-HELLO = bytes(pack(Hello(1, "slow", "victim", "i", "run", b"n" * 32)))
+HELLO = bytes(pack(Hello(PROTOCOL, "slow", "victim", "i", "run", b"n" * 32)))
 End = Callable[[], Awaitable[float]]
 
 

@@ -34,6 +34,7 @@ from ratchet.transport.mailbox.codec import (
     Resume,
     Tell,
     Watch,
+    Welcome,
     encode_envelope,
     encode_note,
     pack,
@@ -213,9 +214,10 @@ def hello_frame(rng: random.Random) -> bytes:
         ),
         Proof(rng.randbytes(rng.choice((32, 32, 0, 33))), rng.choice(TEXTS), counts),
         Resume(counts),
+        Welcome(),
         Reject(rng.choice(("key", "run", "busy", *TEXTS)), rng.choice(TEXTS)),
     )
-    return bytes(pack(rng.choices(frames, (6, 3, 1, 1))[0]))
+    return bytes(pack(rng.choices(frames, (6, 3, 1, 1, 1))[0]))
 
 
 # --- ways to spoil them

@@ -24,6 +24,8 @@ import pytest
 from tests.helpers.mailbox_fault_process import Orders
 from tests.helpers.nodes import KEY
 
+from ratchet.transport.mailbox.codec import PROTOCOL
+
 ROOT = Path(__file__).parents[2]
 QUICK = {"heartbeat_s": 0.25, "suspect_s": 1.5, "dead_s": 4.0}
 TOLD_S = 1.0
@@ -487,7 +489,7 @@ def test_a_wrong_protocol_version_names_both_on_both_ends(tmp_path: Path) -> Non
             await two.end()
             assert b"auth_failed" in two.stderr
             for text in (said, two.stderr.decode()):
-                assert "link protocol 1" in text
+                assert f"link protocol {PROTOCOL}" in text
                 assert "speaks 7" in text
 
     play(scene)

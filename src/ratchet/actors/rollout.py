@@ -9,14 +9,15 @@ carry two versions.
 
 It asks for prompts by credit: as many groups as it holds slots, and one more for each group that
 ends. Credit goes out only while the engine holds a version: before the first load, and after a
-failed one, it serves nothing and takes nothing.
+failed one, it serves nothing and takes nothing. A worker whose groups all fail claims ever more
+slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from ratchet.actors.generation import Generator, GroupFailure, Scorer
 from ratchet.actors.role import BUFFER, RoleActor
@@ -62,6 +63,9 @@ from ratchet.types import (
     Term,
 )
 
+_BACKOFF_S: Final = 0.05
+_MOST_BACKOFF_S: Final = 10.0
+
 
 class GroupEnded(Message, frozen=True):
     """To itself: a group's task is done, for better or worse."""
@@ -70,7 +74,7 @@ class GroupEnded(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """To itself: the engine holds a version, after it had none or another one."""
+    """To itself: the engine holds a version after it had none or another one, or has rested."""
 
 
 class RepeatClaim(Message, frozen=True):
@@ -106,6 +110,7 @@ class RolloutActor(RoleActor[_Inbox]):
         self._slots = config.groups_per_worker
         self._finished = 0
         self._failed = 0
+        self._failures_in_a_row = 0
         self._in_flight = 0
         self._started = 0.0
 
@@ -202,9 +207,11 @@ class RolloutActor(RoleActor[_Inbox]):
         buffer = self.system.ref(BUFFER)
         if isinstance(outcome, RolloutGroup):
             self._finished += 1
+            self._failures_in_a_row = 0
             buffer.tell(GroupFinished(self.name, incarnation, outcome, self._stats()))
         else:
             self._failed += 1
+            self._failures_in_a_row += 1
             buffer.tell(
                 GroupFailed(
                     self.name,
@@ -216,7 +223,11 @@ class RolloutActor(RoleActor[_Inbox]):
                     self._stats(),
                 )
             )
-        self._claim()
+        if self._failures_in_a_row <= self._slots:
+            self._claim()
+        else:  # an engine or a reward that fails at once must not eat the data as fast as it can
+            again = self._failures_in_a_row - self._slots
+            self.after(min(_MOST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(again, 16)), EngineReady())
 
     def _stats(self) -> RolloutStats:
         engine = self._engine.stats()

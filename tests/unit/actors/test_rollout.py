@@ -505,3 +505,26 @@ def test_its_facts_are_what_it_holds_and_what_it_loads() -> None:
         assert 0.0 <= facts["busy_share"] <= 1.0
 
     scenario(body, [0.5, 0.5], RewardFailed("no"), load=False)
+
+
+def test_a_worker_whose_groups_all_fail_claims_ever_more_slowly() -> None:
+    async def body(world: World) -> None:
+        for number in range(SLOTS):  # a few failures are no reason
+            await world.assign(number)
+            assert max(world.credit) == SLOTS + number + 1
+        await world.assign(SLOTS)
+        assert max(world.credit) == 2 * SLOTS
+        await asyncio.sleep(0.2)
+        assert max(world.credit) == 2 * SLOTS + 1
+        for number in range(SLOTS + 1, 14):
+            await world.assign(number)
+            await asyncio.sleep(10.1)
+        await world.assign(14)
+        await asyncio.sleep(5.0)
+        assert max(world.credit) == SLOTS + 14
+        await asyncio.sleep(5.1)
+        assert max(world.credit) == SLOTS + 15
+        await world.assign(15)  # one success ends it
+        assert max(world.credit) == SLOTS + 16
+
+    scenario(body, *[RewardFailed("no")] * 15)

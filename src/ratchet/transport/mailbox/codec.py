@@ -37,7 +37,7 @@ from ratchet.transport.mailbox.blobs import put_in, take_out
 from ratchet.transport.mailbox.depth import is_free_form, within_depth
 from ratchet.types import PolicyVersion
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Version of everything in this file; both ends of a link must speak the same."""
 
 CONTROL: Final = 0
@@ -141,9 +141,13 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """Last word of the dialler: the link is open."""
+    """The dialler would go on from here."""
 
     delivered: tuple[int, int]
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """Last word of the listener: the link is open. Before it the dialler has sent nothing."""
 
 
 class Reject(msgspec.Struct, frozen=True, array_like=True, tag="reject"):
@@ -153,7 +157,7 @@ class Reject(msgspec.Struct, frozen=True, array_like=True, tag="reject"):
     text: str
 
 
-HelloFrame: TypeAlias = Hello | Proof | Resume | Reject
+HelloFrame: TypeAlias = Hello | Proof | Resume | Welcome | Reject
 
 
 # --- frames of an open link; each carries the cumulative acks of both lanes

@@ -10,9 +10,13 @@ unblocks it when none comes.
     Proof(mac, life) ───────────────────────►            the listener learns nothing, and
                  ◄─────────────────── Proof(mac, life, delivered)    creates nothing, before this
     Resume(delivered) ──────────────────────►
+                 ◄─────────────────────────── Welcome
 
 Each mac is HMAC-SHA256, under the key of the run, over a role, and both hellos whole: nonces,
 names, incarnations, run id and protocol version. So a proof fits one end of one connection only.
+The dialler sends nothing before it is welcome: until then the listener may have another life than
+the one that it named, for example because it learned meanwhile that a former life of the dialler
+has ended, and what was sent to the one would be lost with it.
 A dialler that does not know the run yet says so with an empty run id, and learns it from the hello
 that the listener proves.
 The hello authenticates the link and encrypts nothing: between machines that is for the TLS below.
@@ -35,6 +39,7 @@ from ratchet.transport.mailbox.codec import (
     Proof,
     Reject,
     Resume,
+    Welcome,
     pack,
 )
 from ratchet.transport.mailbox.session import Session
@@ -107,11 +112,6 @@ class Handshake:
         return self._claimed[:100]
 
     @property
-    def awaits_resume(self) -> bool:
-        """The dialler has proved itself, and was told the life that it will find here."""
-        return not self.dials and bool(self.peer_life) and not self.done
-
-    @property
     def dials(self) -> bool:
         """This end dialled."""
         return self._wanted is not None
@@ -137,6 +137,9 @@ class Handshake:
             return self._on_proof(frame, self.peer)
         if isinstance(frame, Resume) and self.peer_life and not self.dials:
             self._finish(frame.delivered)
+            return pack(Welcome())
+        if isinstance(frame, Welcome) and self.peer_life and self.dials:
+            self._finish(self.delivered)
             return None
         raise ProtocolError(f"{type(frame).__name__} is out of turn in the hello")
 
@@ -189,7 +192,7 @@ class Handshake:
         self.peer_life = proof.life
         known = self._session.delivered_of(proof.life)
         if self.dials:
-            self._finish(proof.delivered)
+            self.delivered = proof.delivered
             return pack(Resume(known))
         return pack(Proof(self._mac("listener"), self.life, known))
 

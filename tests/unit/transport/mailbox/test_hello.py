@@ -10,11 +10,13 @@ from tests.helpers.nodes import KEY, feed
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError
 from ratchet.transport.mailbox.codec import (
+    PROTOCOL,
     Hello,
     HelloFrame,
     Proof,
     Reject,
     Resume,
+    Welcome,
     pack,
     unpack_hello,
 )
@@ -65,7 +67,7 @@ def test_both_ends_know_each_other_and_where_they_were() -> None:
     dialler = make("a", wanted="b", session=mine)
     listener = make("b", session=theirs)
     frames = steps(dialler, listener)
-    assert [type(frame) for frame in frames] == [Hello, Hello, Proof, Proof, Resume]
+    assert [type(frame) for frame in frames] == [Hello, Hello, Proof, Proof, Resume, Welcome]
     assert dialler.done
     assert listener.done
     for end, peer in ((dialler, "b"), (listener, "a")):
@@ -132,7 +134,9 @@ def test_a_recorded_proof_fits_no_other_connection() -> None:
 
 def test_another_protocol_version_is_refused_with_both_named() -> None:
     hello = Hello(7, "a", "b", "a/1", "run", b"n" * 32)
-    with pytest.raises(Refused, match="a speaks link protocol 7 and b speaks 1") as caught:
+    with pytest.raises(
+        Refused, match=f"a speaks link protocol 7 and b speaks {PROTOCOL}"
+    ) as caught:
         make("b").receive(hello)
     assert isinstance(caught.value.as_error(), AuthFailed)
 
@@ -199,10 +203,10 @@ def test_the_peers_refusal_reaches_the_dialler() -> None:
     [
         [Proof(b"m", "life", (0, 0))],
         [Resume((0, 0))],
-        [Hello(1, "a", "b", "a/1", "run", b"n" * 32)] * 2,
-        [Hello(1, "a", "b", "a/1", "run", b"n" * 32), Resume((0, 0))],
-        [Hello(1, "a", "b", "a/1", "run", b"n" * 31)],
-        [Hello(1, "", "b", "a/1", "run", b"n" * 32)],
+        [Hello(PROTOCOL, "a", "b", "a/1", "run", b"n" * 32)] * 2,
+        [Hello(PROTOCOL, "a", "b", "a/1", "run", b"n" * 32), Resume((0, 0))],
+        [Hello(PROTOCOL, "a", "b", "a/1", "run", b"n" * 31)],
+        [Hello(PROTOCOL, "", "b", "a/1", "run", b"n" * 32)],
     ],
 )
 def test_frames_out_of_turn_or_form_are_refused(frames: list[HelloFrame]) -> None:
@@ -214,14 +218,18 @@ def test_frames_out_of_turn_or_form_are_refused(frames: list[HelloFrame]) -> Non
     assert not listener.done
 
 
-def test_a_session_given_up_during_the_hello_is_not_resumed() -> None:
-    mine = Session("a1", Limits())
-    dialler, listener = make("a", wanted="b", session=mine), make("b")
+@pytest.mark.parametrize("who", ["dialler", "listener"])
+def test_a_session_given_up_during_the_hello_is_not_resumed(who: str) -> None:
+    sessions = {"dialler": Session("a1", Limits()), "listener": Session("b1", Limits())}
+    dialler = make("a", wanted="b", session=sessions["dialler"])
+    listener = make("b", session=sessions["listener"])
     proof = dialler.receive(decode(listener.receive(decode(dialler.first()))))
-    answer = listener.receive(decode(proof))
-    mine.end("a2")
+    resume = dialler.receive(decode(listener.receive(decode(proof))))
+    assert not dialler.done  # and sends nothing yet that could be lost with a life
+    sessions[who].end("another")
     with pytest.raises(ProtocolError, match="given up during the hello"):
-        dialler.receive(decode(answer))
+        dialler.receive(decode(listener.receive(decode(resume))))
+    assert not dialler.done
 
 
 def test_nothing_but_the_key_opens_the_link() -> None:

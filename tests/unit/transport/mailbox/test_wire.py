@@ -18,7 +18,7 @@ from tests.helpers.nodes import KEY, Town, stopping
 from ratchet.errors import ConfigError
 from ratchet.messages import AbortLoad, BurnVersion, VersionBurnt
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import Ack, Data, Failure, Hello, Proof, pack
+from ratchet.transport.mailbox.codec import PROTOCOL, Ack, Data, Failure, Hello, Proof, pack
 from ratchet.transport.mailbox.limits import Limits
 
 
@@ -129,7 +129,7 @@ def test_a_long_message_and_its_long_answer_come_through(tmp_path: Path) -> None
 def mutated(rng: random.Random) -> bytes:
     """What a stranger sends: frames out of turn, changed, cut short, or plain noise."""
     frames = [
-        Hello(1, "x", "a", "x/1", "run", b"n" * 32),
+        Hello(PROTOCOL, "x", "a", "x/1", "run", b"n" * 32),
         Proof(b"m" * 32, "life", (0, 0)),
         Data((0, 0), 0, 1, [Failure(1, "k", "t")]),
         Ack((0, 0)),
