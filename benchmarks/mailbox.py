@@ -1,18 +1,24 @@
-"""The mailbox transport against a bare asyncio Protocol with msgspec: two processes, a Unix socket.
+"""The mailbox transport against others, between two processes of one machine.
 
-    python benchmarks/mailbox.py [--rounds 7] [--scale 1.0]
+    python benchmarks/mailbox.py [--rounds 15] [--scale 1.0] [--with-ray]
 
-Ours has everything on: authenticated session, numbers, acks, resend buffers, lanes, traces. The
-bare one has a length and msgpack of the same messages and nothing else. Rounds are interleaved in
-one run, because the machine's load moves more than the difference does; trust medians and ratios.
+Contenders: ours; a bare asyncio Protocol with msgspec, which has a length in front of each message
+and nothing else; the same under mutual TLS; pyzmq; Ray, where it is installed. Ours has all on:
+authenticated session, numbers, acks, resend buffers, lanes, traces. Rounds are short and
+interleaved in one run, because the machine's load moves more than the differences do: trust the
+ratios, which are medians of the ratios of each round.
+
+Last, what a control message waits for while 64 MiB groups follow one another on the bulk lane: from
+just before the group is told to the reply, so that what the sender's encoder takes counts too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
-import os
+import contextlib
+import importlib.util
+import json
 import statistics
 import subprocess
 import sys
@@ -20,217 +26,132 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 
-from ratchet.messages import (
-    ClaimPrompts,
-    DescribeLineage,
-    GroupFinished,
-    LineageDescribed,
-    Message,
-    WireMessage,
+from mailbox_ends import (
+    Bare,
+    Client,
+    Counter,
+    Ours,
+    RayClient,
+    Zmq,
+    make_certificates,
+    make_node,
+    tls_context,
 )
-from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.node import Node
+from ratchet.messages import ClaimPrompts, DescribeLineage, GroupFinished, Message
+from ratchet.transport.mailbox.base import Trace, current_trace
 from ratchet.types import Packed, Rollout, RolloutGroup, RolloutStats, VersionSpan
 
-KEY = bytes(range(32))
 SMALL = ClaimPrompts("rollout-0", "incarnation-0", 128)
+BASE_OF = {
+    "ours unix": "bare unix",
+    "ours tcp": "bare tcp",
+    "bare tls": "bare tcp",
+    "pyzmq ipc": "bare unix",
+    "pyzmq tcp": "bare tcp",
+    "ray": "bare unix",
+}
+BEHIND = ("ours unix", "ours tcp", "bare unix")
 
 
-def make_group() -> GroupFinished:
-    """8 rollouts of 512 completion tokens with logprobs: what a rollout worker sends."""
+def make_group(num_rollouts: int, num_tokens: int) -> GroupFinished:
+    """What a rollout worker sends: token ids and their log-probabilities."""
     rng = np.random.default_rng(0)
     rollouts = tuple(
         Rollout(
-            prompt_ids=Packed.of(rng.integers(0, 150_000, 128), "int32"),
-            completion_ids=Packed.of(rng.integers(0, 150_000, 1024), "int32"),
-            behavior_logprobs=Packed.of(rng.normal(size=1024), "float32"),
+            prompt_ids=Packed.of(rng.integers(0, 150_000, 32), "int32"),
+            completion_ids=Packed.of(rng.integers(0, 150_000, num_tokens), "int32"),
+            behavior_logprobs=Packed.of(rng.normal(size=num_tokens), "float32"),
             loss_mask=Packed.of(np.zeros(0), "uint8"),
-            spans=(VersionSpan(1, 0, 1024),),
+            spans=(VersionSpan(1, 0, num_tokens),),
             finish_reason="stop",
             reward=1.0,
             seed=i,
         )
-        for i in range(8)
+        for i in range(num_rollouts)
     )
     group = RolloutGroup(1, 0, "prompt-1", 0, rollouts)
     return GroupFinished("rollout-0", "incarnation-0", group, RolloutStats("rollout-0", "i"))
 
 
-class Counter:
-    """The receiver: counts tells; answers an ask for n, n > 0, once it has been told n in all."""
-
-    name = "receiver"
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._waiting: deque[tuple[int, asyncio.Future[Message]]] = deque()
-
-    def tell(self, message: Message) -> None:
-        self._count += 1
-        if self._waiting:
-            self._settle()
-
-    def ask(
-        self, message: Any, *, block: bool = False, timeout: float = 0.0
-    ) -> asyncio.Future[Message]:
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting.append((message.versions[0], future))
-        self._settle()
-        return future
-
-    def watch(self, watcher: Any) -> None:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._count:
-            self._waiting.popleft()[1].set_result(LineageDescribed(()))
-
-
-class Client(Protocol):
-    def tell(self, message: Message) -> None: ...
-    def ask(self, message: DescribeLineage) -> Awaitable[Any]: ...
-
-
-# --- ours
-
-
-class Log:
-    def debug(self, event: str, **fields: Any) -> None: ...
-    def info(self, event: str, **fields: Any) -> None: ...
-
-    def warning(self, event: str, **fields: Any) -> None:
-        print(event, fields, file=sys.stderr)
-
-    error = warning
-
-
-class DeadLetters:
-    def record(self, *, sender: str | None, receiver: str, message: Any, reason: str) -> None:
-        raise AssertionError(reason)
-
-
-def make_node(directory: Path, name: str, local: Callable[[str], Any]) -> Node:
-    return Node(
-        name=name,
-        incarnation=uuid.uuid4().hex,
-        address=Address.parse(f"unix:{directory}/{name}"),
-        key=KEY,
-        run_id="benchmark",
-        local=local,
-        locate=lambda wanted: Address.parse(f"unix:{directory}/{wanted}"),
-        dead_letters=DeadLetters(),
-        new_id=lambda: uuid.uuid4().hex,
-        random_bytes=os.urandom,
-        log=Log(),
-    )
-
-
-class Ours:
-    def __init__(self, node: Node) -> None:
-        self._ref = node.ref("receiver")
-
-    def tell(self, message: Message) -> None:
-        self._ref.tell(message)
-
-    def ask(self, message: DescribeLineage) -> Awaitable[Any]:
-        return self._ref.ask(message, block=False, timeout=60.0)
-
-
-# --- bare
-
-
-class BareTell(msgspec.Struct, tag="t", array_like=True):
-    body: WireMessage
-
-
-class BareAsk(msgspec.Struct, tag="q", array_like=True):
-    ask_id: int
-    body: WireMessage
-
-
-class BareAnswer(msgspec.Struct, tag="a", array_like=True):
-    ask_id: int
-    body: WireMessage
-
-
-class Bare(asyncio.BufferedProtocol):
-    """Both ends: frames in, frames out, nothing else."""
-
-    def __init__(self, receiver: Counter | None) -> None:
-        self._receiver = receiver
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(BareTell | BareAsk | BareAnswer)
-        self._buffer = bytearray(256 << 10)
-        self._start = self._end = 0
-        self._asked: dict[int, asyncio.Future[Message]] = {}
-        self._ids = itertools.count()
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._end == len(self._buffer):
-            held = self._buffer[self._start : self._end]
-            self._buffer[: len(held)] = held
-            self._start, self._end = 0, len(held)
-        return memoryview(self._buffer)[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
-        while self._end - self._start >= 4:
-            size = int.from_bytes(self._buffer[self._start : self._start + 4], "big")
-            if self._end - self._start - 4 < size:
-                return
-            begin = self._start + 4
-            self._start = begin + size
-            self._handle(self._decoder.decode(memoryview(self._buffer)[begin : begin + size]))
-
-    def _handle(self, frame: Any) -> None:
-        if type(frame) is BareTell:
-            self._receiver.tell(frame.body)
-        elif type(frame) is BareAsk:
-            future = self._receiver.ask(frame.body)
-            future.add_done_callback(
-                lambda done: self._write(BareAnswer(frame.ask_id, done.result()))
-            )
-        else:
-            self._asked.pop(frame.ask_id).set_result(frame.body)
-
-    def _write(self, frame: Any) -> None:
-        data = self._encoder.encode(frame)
-        self._transport.write(len(data).to_bytes(4, "big") + data)
-
-    def tell(self, message: Message) -> None:
-        self._write(BareTell(message))
-
-    def ask(self, message: DescribeLineage) -> Awaitable[Any]:
-        ask_id = next(self._ids)
-        future = self._asked[ask_id] = asyncio.get_running_loop().create_future()
-        self._write(BareAsk(ask_id, message))
-        return future
-
-
-# --- the measurement
+# --- the two processes
 
 
 async def serve(directory: Path) -> None:
-    receiver = Counter()
-    node = make_node(directory, "receiver", lambda name: receiver)
-    await node.start()
+    """The receiving process: say where everybody listens, then wait to be killed."""
     loop = asyncio.get_running_loop()
+    addresses: dict[str, str] = {}
+    for kind, address in (("unix", f"unix:{directory}/ours"), ("tcp", "tcp:127.0.0.1:0")):
+        receiver = Counter()
+        node = make_node(address, "receiver", lambda name, found=receiver: found)
+        await node.start()
+        addresses[f"ours {kind}"] = str(node.address)
     await loop.create_unix_server(lambda: Bare(Counter()), str(directory / "bare"))
-    print("ready", flush=True)
+    for name, context in (("bare tcp", None), ("bare tls", tls_context)):
+        if context is not None and not (directory / "ca.pem").exists():
+            continue
+        tls = None if context is None else context(directory, server=True)
+        server = await loop.create_server(lambda: Bare(Counter()), "127.0.0.1", 0, ssl=tls)
+        addresses[name] = server.sockets[0].getsockname()[1]
+    if importlib.util.find_spec("zmq") is not None:
+        ends = [Zmq(Counter(), f"ipc://{directory}/zmq"), Zmq(Counter(), "tcp://127.0.0.1:*")]
+        addresses |= {"pyzmq ipc": ends[0].address, "pyzmq tcp": ends[1].address}
+    print(json.dumps(addresses), flush=True)
     await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def server_in(directory: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run the receiving process; yield its pid and addresses."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve", str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.pid, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.asynccontextmanager
+async def clients(directory: Path, addresses: dict[str, Any], *, with_ray: bool) -> Any:
+    """Connect every contender that is there."""
+    loop = asyncio.get_running_loop()
+    found: dict[str, Client] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for kind, own in (("unix", f"unix:{directory}/sender"), ("tcp", "tcp:127.0.0.1:0")):
+            node = make_node(own, "sender", lambda name: None, addresses[f"ours {kind}"])
+            await node.start()
+            stack.push_async_callback(node.stop, 1.0)
+            found[f"ours {kind}"] = Ours(node)
+        _, found["bare unix"] = await loop.create_unix_connection(
+            lambda: Bare(None), str(directory / "bare")
+        )
+        for name in ("bare tcp", "bare tls"):
+            if name in addresses:
+                tls = tls_context(directory, server=False) if name == "bare tls" else None
+                _, found[name] = await loop.create_connection(
+                    lambda: Bare(None), "127.0.0.1", addresses[name], ssl=tls
+                )
+        for name in ("pyzmq ipc", "pyzmq tcp"):
+            if name in addresses:
+                found[name] = end = Zmq(None, addresses[name])
+                stack.callback(end.close)
+        if with_ray:
+            found["ray"] = ray = RayClient()
+            stack.callback(ray.close)
+        yield found
+
+
+# --- the measurement
 
 
 class Cpu:
@@ -248,7 +169,7 @@ class Driver:
     credits and leases bound it in the real system.
     """
 
-    def __init__(self, client: Client, cpu: Cpu) -> None:
+    def __init__(self, client: Client, cpu: Any) -> None:
         self._client = client
         self._cpu = cpu
         self._told = 0
@@ -257,7 +178,8 @@ class Driver:
         """Messages per second, and microseconds of CPU per message, both ends together."""
         cpu_begin, begin = self._cpu(), time.perf_counter()
         confirmed: deque[Awaitable[Any]] = deque()
-        for _ in range(count // burst):
+        num_bursts = max(1, count // burst)
+        for _ in range(num_bursts):
             for _ in range(burst):
                 self._client.tell(message)
             self._told += burst
@@ -266,8 +188,8 @@ class Driver:
                 await confirmed.popleft()
         for each in confirmed:
             await each
-        num_told = count // burst * burst
         spent = time.perf_counter() - begin
+        num_told = num_bursts * burst
         return num_told / spent, (self._cpu() - cpu_begin) / num_told * 1e6
 
     async def ask_p50(self, count: int) -> float:
@@ -279,59 +201,113 @@ class Driver:
             times.append(time.perf_counter() - begin)
         return statistics.median(times) * 1e6
 
+    async def behind(self, message: Message) -> list[float]:
+        """Milliseconds of each ask while a large message is on its way."""
+        times = []
+        begin = time.perf_counter()
+        self._client.tell(message)
+        self._told += 1
+        reply = self._client.ask(DescribeLineage((0,)))
+        arrived = asyncio.ensure_future(self._client.ask(DescribeLineage((self._told,))))
+        while True:
+            await reply
+            times.append((time.perf_counter() - begin) * 1e3)
+            if arrived.done():
+                return times
+            begin = time.perf_counter()
+            reply = self._client.ask(DescribeLineage((0,)))
 
-async def measure(directory: Path, server_pid: int, rounds: int, scale: float) -> None:
-    node = make_node(directory, "sender", lambda name: None)
-    await node.start()
-    loop = asyncio.get_running_loop()
-    _, bare = await loop.create_unix_connection(lambda: Bare(None), str(directory / "bare"))
-    cpu = Cpu(server_pid)
-    drivers = {"ours": Driver(Ours(node), cpu), "bare": Driver(bare, cpu)}
-    group = make_group()
-    kilobytes = len(msgspec.msgpack.encode(group)) // 1000
-    table: dict[str, dict[str, list[float]]] = {}
-    for _ in range(rounds):
+
+Rows = dict[str, dict[str, list[float]]]
+
+
+async def one_round(driver: Driver, group: GroupFinished, scale: float) -> dict[str, float]:
+    tells, tell_cpu = await driver.rate(SMALL, int(20_000 * scale), 256)
+    groups, group_cpu = await driver.rate(group, int(480 * scale), 8)
+    return {
+        "tells": tells,
+        "ask": await driver.ask_p50(int(300 * scale)),
+        "groups": groups,
+        "tell_cpu": tell_cpu,
+        "group_cpu": group_cpu,
+    }
+
+
+async def measure(args: argparse.Namespace, directory: Path) -> None:
+    current_trace.set(Trace(uuid.uuid4().hex, 7))
+    group = make_group(8, 1000)
+    kilobytes = round(len(msgspec.msgpack.encode(group)) / 1000)
+    with server_in(directory) as (server_pid, addresses):
+        async with clients(directory, addresses, with_ray=args.with_ray) as found:
+            cpu = Cpu(server_pid)
+            drivers = {name: Driver(client, cpu) for name, client in found.items()}
+            rows: Rows = {name: {} for name in drivers}
+            for index in range(args.rounds + 1):
+                for name, driver in drivers.items():
+                    row = await one_round(driver, group, args.scale)
+                    for key, value in row.items() if index else ():  # the first one warms up
+                        rows[name].setdefault(key, []).append(value)
+            report(rows, kilobytes, args.rounds)
+            await report_behind({name: drivers[name] for name in BEHIND}, args.large)
+
+
+def report(rows: Rows, kilobytes: int, rounds: int) -> None:
+    print(f"medians of {rounds} interleaved rounds; x: the median ratio to the bare Protocol\n")
+    print(
+        f"| | small tells/s | x | ask p50 us | x | {kilobytes} KB groups/s | x "
+        "| CPU us per tell | per group |"
+    )
+    print("|---" * 9 + "|")
+    for name, row in rows.items():
+        base = rows[BASE_OF.get(name, name)]
+        cells = []
+        for key in ("tells", "ask", "groups"):
+            ratios = [mine / its for mine, its in zip(row[key], base[key], strict=True)]
+            cells += [f"{statistics.median(row[key]):,.0f}", f"{statistics.median(ratios):.2f}"]
+        cells += [f"{statistics.fmean(row[key]):.1f}" for key in ("tell_cpu", "group_cpu")]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+async def report_behind(drivers: dict[str, Driver], count: int) -> None:
+    large = make_group(64, 128 << 10)
+    times: dict[str, list[float]] = {name: [] for name in drivers}
+    for _ in range(count):
         for name, driver in drivers.items():
-            tells, tell_cpu = await driver.rate(SMALL, int(50_000 * scale), 256)
-            groups, group_cpu = await driver.rate(group, int(2000 * scale), 8)
-            row = {
-                "small tells/s": tells,
-                "CPU us per small tell": tell_cpu,
-                "ask p50 us": await driver.ask_p50(int(1000 * scale)),
-                f"{kilobytes} KB groups/s": groups,
-                f"CPU us per {kilobytes} KB group": group_cpu,
-            }
-            for key, value in row.items():
-                table.setdefault(key, {}).setdefault(name, []).append(value)
-    print(f"| medians of {rounds} interleaved rounds | ours | bare | ours / bare |")
-    print("|---|---|---|---|")
-    for key, values in table.items():
-        ours, other = (statistics.median(values[name]) for name in ("ours", "bare"))
-        print(f"| {key} | {ours:,.0f} | {other:,.0f} | {ours / other:.2f} |")
-    await node.stop(1.0)
+            times[name] += await driver.behind(large)
+    print(f"\nms of a control message behind a 64 MiB group, {count} groups each\n")
+    print("| | p50 | p99 | max | control messages |\n|---|---|---|---|---|")
+    for name, each in times.items():
+        each.sort()
+        p99 = each[int(0.99 * (len(each) - 1))]
+        print(
+            f"| {name} | {statistics.median(each):.2f} | {p99:.1f} | {each[-1]:.1f} | {len(each)} |"
+        )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
+    parser.add_argument("--large", type=int, default=10, help="64 MiB groups to send, each")
+    parser.add_argument("--with-ray", action="store_true")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
         asyncio.run(serve(args.serve))
-        return
+        return 0
+    if args.with_ray and importlib.util.find_spec("ray") is None:
+        print("--with-ray: Ray is not installed here: pip install ray", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as name:
-        server = subprocess.Popen(
-            [sys.executable, __file__, "--serve", name], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            asyncio.run(measure(Path(name), server.pid, args.rounds, args.scale))
-        finally:
-            server.kill()
-            server.wait()
+        if importlib.util.find_spec("zmq") is None:
+            print("pyzmq is skipped: it is not installed (pip install pyzmq)")
+        if importlib.util.find_spec("trustme") is None:
+            print("bare tls is skipped: trustme is not installed (pip install trustme)")
+        else:
+            make_certificates(Path(name))
+        asyncio.run(measure(args, Path(name)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,8 @@ import typer
 
 from ratchet import __version__
 from ratchet.cli_inspect import app as inspect_app
+from ratchet.cli_launch import app as launch_app
+from ratchet.cli_status import app as status_app
 from ratchet.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(inspect_app)
+app.add_typer(launch_app)
+app.add_typer(status_app)
 
 
 def _print_version(value: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
+from ratchet.types import PolicyVersion, RoleInfo, RoleKind, Term, VersionRecord
 
 Fact: TypeAlias = int | float | str | bool | None
 EndStatus = Literal["finished", "stopped", "failed"]
@@ -52,6 +52,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
 class RoleReport(msgspec.Struct, frozen=True):
     """What a role's process says of itself, once per `runtime.heartbeat_s`."""
 
+    kind: RoleKind
     name: str
     incarnation: str
     pid: int
@@ -75,16 +76,19 @@ class RoleStatus(msgspec.Struct, frozen=True):
 
     role: RoleInfo
     up: bool
+    """it has registered, and has not left"""
     connected: bool
     """its process: a connection to it is open"""
     silent_s: float
     """its loop: nothing was heard of it for so long"""
     num_starts: int
     """lives of that name that have registered"""
+    suspected: bool = False
+    """silent for `runtime.suspect_s` or longer"""
     report: RoleReport | None = None
     report_age_s: float | None = None
     reason: str | None = None
-    """why it left"""
+    """why it left; None for one that is up, or that starts and has not registered yet"""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -100,6 +104,10 @@ class RunStatus(msgspec.Struct, frozen=True):
     """the newest number that was ever reserved"""
     num_burnt: int
     roles: tuple[RoleStatus, ...]
-    """those that are up, in the order in which they joined, then those that left"""
+    """the registry; those that are up, in the order in which they joined; those that start; those
+    that left
+    """
+    suspect_s: float = 5.0
+    """silence after which a role is suspected"""
     end: EndStatus | None = None
     end_reason: str | None = None

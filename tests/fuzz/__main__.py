@@ -11,23 +11,21 @@ import argparse
 import sys
 from collections import Counter
 
-from tests.fuzz import campaign, sockets
+from tests.fuzz import campaign, outcome, sockets
 
 
-def report(title: str, outcome: campaign.Outcome) -> None:
+def report(title: str, found: outcome.Outcome) -> None:
     """Print one campaign."""
-    rate = outcome.frames / outcome.seconds
-    print(f"{title}: {outcome.frames:,} frames on {outcome.connections:,} connections")
-    print(
-        f"  {outcome.seconds:.0f} s, {rate:,.0f} frames/s; {outcome.delivered:,} messages delivered"
-    )
-    for what, counts in (("sent by", outcome.sent), ("ended as", outcome.counts)):
+    rate = found.frames / found.seconds
+    print(f"{title}: {found.frames:,} frames on {found.connections:,} connections")
+    print(f"  {found.seconds:.0f} s, {rate:,.0f} frames/s; {found.delivered:,} messages delivered")
+    for what, counts in (("sent by", found.sent), ("ended as", found.counts)):
         for name, count in counts.most_common():
             print(f"  {what:>8} {name:34} {count:10,}")
-    if any(outcome.rss_mib):
-        warm, after, peak = outcome.rss_mib
+    if any(found.rss_mib):
+        warm, after, peak = found.rss_mib
         print(f"  memory: {warm:.0f} MiB after a tenth, {after:.0f} at the end, {peak:.0f} at most")
-    for problem, count in Counter(each[:300] for each in outcome.problems).most_common(20):
+    for problem, count in Counter(each[:300] for each in found.problems).most_common(20):
         print(f"  BROKEN ({count}x) {problem}")
 
 

@@ -11,190 +11,32 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.fuzz.outcome import EAR, Outcome, rss_mib
+from tests.fuzz.victim import LIMITS, READ_BYTES, SECRET, VICTIM, Echo, Quiet, Sieve, Wire
 from tests.helpers.actors import make_system
 from tests.helpers.fuzz import MESSAGES, any_link_frame, example, hello_frame, link_frame, spoil
 from tests.helpers.nodes import KEY, MemoryWire, Town, feed
 
-from ratchet.actors.actor import Actor, Answer
-from ratchet.actors.ref import LocalRef
 from ratchet.errors import RatchetError
 from ratchet.messages import AbortLoad, BurnVersion, VersionBurnt
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.base import Recipient
 from ratchet.transport.mailbox.codec import HEADER_BYTES, unpack_hello
 from ratchet.transport.mailbox.connection import Connection
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
-from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.transport.mailbox.session import Session
 
-VICTIM = "victim"
-LIMITS = Limits(
-    frame_bytes=64 << 10,
-    fragment_bytes=16 << 10,
-    message_bytes=128 << 10,
-    queue_messages=2000,
-    window_messages=500,
-    connections=64,
-)
-READ_BYTES = 256 << 10
-"""What a connection that has proved itself reads at once; larger than a frame of `LIMITS`."""
-SECRET = "only the honest peer says this"
 NUM_PEERS = 24
 CHECK_EVERY = 2000
 ENOUGH = 50
 """problems; a campaign that finds so many ends."""
-EXECUTION = frozenset(
-    {
-        "compile", "exec", "import", "os.exec", "os.fork", "os.posix_spawn", "os.system",
-        "subprocess.Popen", "pickle.find_class", "marshal.loads", "code.__new__", "open",
-        "ctypes.dlopen", "socket.connect",
-    }
-)  # fmt: skip
-
-
-class Quiet:
-    """Counts log events; keeps none."""
-
-    def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-
-    def debug(self, event: str, **fields: Any) -> None:
-        str(fields)
-        self.count[event] += 1
-
-    info = warning = error = debug
-
-
-class Echo(Actor[AbortLoad | BurnVersion]):
-    """The actor under attack. What it does not accept its inbox turns into dead letters."""
-
-    def __init__(self, system: Any, name: str, honest: list[int]) -> None:
-        super().__init__(system, name)
-        self._honest = honest
-
-    def receive(self, message: AbortLoad | BurnVersion) -> Answer:
-        match message:
-            case AbortLoad():
-                if message.reason == SECRET:
-                    self._honest.append(message.version)
-                return None
-            case BurnVersion():
-                return VersionBurnt(message.version)
-
-
-class Sieve:
-    """The door of the actor: every message that gets here must be whole and of the contract."""
-
-    def __init__(self, actor: LocalRef, problems: list[str]) -> None:
-        self.actor = actor
-        self.num_delivered = 0
-        self.expected = True
-        """False while a stranger talks"""
-        self._problems = problems
-
-    @property
-    def name(self) -> str:
-        return VICTIM
-
-    def _check(self, message: Any) -> None:
-        self.num_delivered += 1
-        if not self.expected:
-            self._problems.append(f"a stranger's message was delivered: {message!r:.200}")
-        if type(message) not in MESSAGES:
-            self._problems.append(f"delivered what is no message: {message!r:.200}")
-            return
-        plain = msgspec.to_builtins(message, builtin_types=(bytes,))
-        try:
-            msgspec.convert(plain, type(message))
-        except msgspec.ValidationError as error:
-            self._problems.append(f"delivered what is not well formed: {error}: {message!r:.200}")
-
-    def tell(self, message: Any) -> None:
-        self._check(message)
-        self.actor.tell(message)
-
-    def ask(self, message: Any, *, block: Any = False, timeout: float) -> Any:
-        self._check(message)
-        return self.actor.ask(message, block=block, timeout=timeout)
-
-    def watch(self, watcher: Recipient) -> None:
-        self.actor.watch(watcher)
-
-
-class Wire(asyncio.Transport):
-    """The near end of a connection: keeps what the node writes, until it is read."""
-
-    def __init__(self, protocol: Any) -> None:
-        super().__init__()
-        self.protocol = protocol
-        self.written = bytearray()
-        self.num_written = 0
-        self._closing = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def write(self, data: Any) -> None:
-        self.num_written += len(data)
-        if len(self.written) < 1 << 16:
-            self.written += data
-
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
-
-    abort = close
-
-
-@dataclass
-class Outcome:
-    """What became of the frames."""
-
-    sent: Counter[str] = field(default_factory=Counter)
-    """frames by who sent them"""
-    counts: Counter[str] = field(default_factory=Counter)
-    """frames by what became of them"""
-    connections: int = 0
-    delivered: int = 0
-    seconds: float = 0.0
-    rss_mib: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """after the first tenth, at the end, and the most ever"""
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def frames(self) -> int:
-        return self.sent.total()
-
-
-class _Ear:
-    """Hears of forbidden acts, while it listens: an audit hook cannot be taken out again."""
-
-    def __init__(self) -> None:
-        self.heard: Counter[str] = Counter()
-        self.listening = False
-        sys.addaudithook(self._on_event)
-
-    def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
-        if self.listening and event in EXECUTION:
-            self.heard[f"{event} {args!r:.100}"] += 1
-
-
-_ear = _Ear()
 
 
 class Campaign:
@@ -243,9 +85,9 @@ class Campaign:
         )  # fmt: skip
         while self.outcome.frames < num_frames and len(self.outcome.problems) < ENOUGH:
             [kind] = self.rng.choices(kinds, (30, 20, 10, 8))
-            _ear.listening = True
+            EAR.listening = True
             await kind()
-            _ear.listening = False
+            EAR.listening = False
             self.outcome.connections += 1
             now = Counter(frames=self.outcome.frames, connections=self.outcome.connections)
             if max((now - checked).values(), default=0) >= CHECK_EVERY:
@@ -258,8 +100,8 @@ class Campaign:
         self.outcome.delivered = self.sieve.num_delivered
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         self.outcome.rss_mib = (warm, rss_mib(), peak)
-        self.outcome.problems += [f"executed: {what}" for what in _ear.heard]
-        _ear.heard.clear()
+        self.outcome.problems += [f"executed: {what}" for what in EAR.heard]
+        EAR.heard.clear()
         return self.outcome
 
     async def be_honest(self) -> None:
@@ -273,6 +115,9 @@ class Campaign:
             self.outcome.problems.append(f"the honest peer got {reply}")
         if self.honest_heard != list(range(self._honest_told)):
             self.outcome.problems.append("the honest peer was not heard in order, once")
+        loop: Any = asyncio.get_running_loop()
+        if any(timer.when() != timer.when() for timer in loop._scheduled):
+            self.outcome.problems.append("a timer that is never due keeps others waiting")
         if self._honest.letters.all:
             self.outcome.problems.append(f"dead letters: {self._honest.letters.all[:3]}")
 
@@ -445,12 +290,6 @@ class Campaign:
         if self.sieve.num_delivered > before:
             return "delivered"
         return "waits for the rest" if reader._end > reader._start else "taken"
-
-
-def rss_mib() -> float:
-    """Memory of this process that is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
 
 
 def run(num_frames: int, seed: int) -> Outcome:

@@ -12,7 +12,8 @@ import random
 import time
 from typing import Any
 
-from tests.fuzz.campaign import LIMITS, SECRET, VICTIM, Outcome, Quiet
+from tests.fuzz.outcome import Outcome
+from tests.fuzz.victim import LIMITS, SECRET, VICTIM, Quiet
 from tests.helpers.fuzz import any_link_frame, hello_frame, link_frame, spoil
 from tests.helpers.nodes import KEY, Town, feed
 
@@ -40,34 +41,47 @@ async def _stranger(node: Node, rng: random.Random) -> int:
     return len(frames)
 
 
-async def _broken_peer(node: Node, rng: random.Random, number: int) -> int:
-    """Open a link with the key, send a burst of frames with spoilt ones in it, wait for the end."""
+async def open_link(
+    node: Node, name: str, rng: random.Random
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Dial with the key, as a node of that name, and go through the hello.
+
+    Raises:
+        ConnectionError: the node closed before that.
+    """
     reader, writer = await asyncio.open_connection(node.address.host, node.address.port)
-    me = Identity(f"peer{number}", f"incarnation {rng.random()}", "run", KEY)
+    me = Identity(name, f"incarnation {rng.random()}", "run", KEY)
     session = Session(f"life {rng.random()}", LIMITS)
-    handshake = Handshake(me, rng.randbytes(NONCE_BYTES), lambda hello: session, wanted=VICTIM)
+    handshake = Handshake(me, rng.randbytes(NONCE_BYTES), lambda hello: session, wanted=node.name)
     first = handshake.first()
     assert first is not None
     writer.write(first)
     frames = FrameReader(1 << 20)
-    count = 0
+    while not handshake.done:
+        data = await reader.read(65536)
+        if not data:
+            writer.transport.abort()
+            raise ConnectionResetError("closed during the hello")
+        for frame in feed(frames, data):
+            answer = handshake.receive(unpack_hello(frame))
+            if answer is not None:
+                writer.write(answer)
+    return reader, writer
+
+
+async def _broken_peer(node: Node, rng: random.Random, number: int) -> int:
+    """Open a link with the key, send a burst of frames with spoilt ones in it, wait for the end."""
+    name, count, seqs = f"peer{number}", rng.randrange(5, 60), (0, 0)
+    try:
+        reader, writer = await open_link(node, name, rng)
+    except ConnectionError:
+        return 1
     with contextlib.suppress(ConnectionError):
-        while not handshake.done:
-            data = await reader.read(65536)
-            if not data:
-                return 1
-            for frame in feed(frames, data):
-                answer = handshake.receive(unpack_hello(frame))
-                if answer is not None:
-                    writer.write(answer)
-        count, seqs = rng.randrange(5, 60), [0, 0]
         for _ in range(count):
-            frame = link_frame(rng, VICTIM, (seqs[0], seqs[1]), (0, 0))
-            if rng.random() < 0.05:
-                frame = spoil(frame, rng)
-            writer.write(frame)
-            delivered = node._peers[me.name].session.delivered if rng.random() < 0.1 else seqs
-            seqs = list(delivered)
+            frame = link_frame(rng, VICTIM, seqs, (0, 0))
+            writer.write(spoil(frame, rng) if rng.random() < 0.05 else frame)
+            if rng.random() < 0.1:
+                seqs = node._peers[name].session.delivered
         if rng.random() < 0.5:
             writer.write_eof()
             await reader.read()

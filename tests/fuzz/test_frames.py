@@ -43,6 +43,7 @@ def test_two_thousand_frames_on_sockets_break_nothing() -> None:
 
 
 decode_body = dispatch.decode_body
+unpack_link = connection.unpack_link
 
 
 def lenient(body: Any, depth: int) -> Any:
@@ -60,8 +61,11 @@ def executing(body: Any, depth: int) -> Any:
 
 
 def leaking(data: Any) -> Any:
-    """Lets the decoder's own error out."""
-    return msgspec.msgpack.decode(data, type=connection.LinkFrame)
+    """Lets an error out that nobody above expects."""
+    try:
+        return unpack_link(data)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from None
 
 
 def forgetful(self: Node, closed: Connection) -> None:
@@ -72,7 +76,7 @@ def forgetful(self: Node, closed: Connection) -> None:
 PLANTED: list[tuple[Any, str, Callable[..., Any], str]] = [
     (dispatch, "decode_body", lenient, "delivered what is no message"),
     (dispatch, "decode_body", executing, "executed: compile"),
-    (connection, "unpack_link", leaking, "ValidationError"),
+    (connection, "unpack_link", leaking, "ValueError: not a frame"),
     (Node, "on_closed", forgetful, "a connection stays"),
 ]
 

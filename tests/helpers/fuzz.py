@@ -13,7 +13,8 @@ from typing import Any, get_args
 import msgspec
 import msgspec.inspect as mi
 
-from ratchet.messages import Message, WireMessage
+from ratchet.messages import GroupFinished, Message, WireMessage
+from ratchet.transport.mailbox.blobs import ARRAY_BYTES
 from ratchet.transport.mailbox.codec import (
     HEADER_BYTES,
     PROTOCOL,
@@ -25,6 +26,7 @@ from ratchet.transport.mailbox.codec import (
     Failure,
     Hello,
     HelloFrame,
+    Laden,
     Part,
     Proof,
     Reject,
@@ -151,17 +153,44 @@ def link_frame(
         items = [msgspec.Raw(envelope(rng, receiver)) for _ in range(rng.choice((1, 1, 1, 2, 9)))]
         if rng.random() < 0.1:
             seq = max(1, seq - rng.randrange(4))  # some of it for the second time
-        frame = Data(acks, lane, seq, items)  # type: ignore[arg-type]  # written as raw bytes
+        frame = Data(acks, lane, seq, items)
+    elif draw < 0.72:
+        return b"".join(_parcel(rng, receiver, acks, lane, seq))
     elif draw < 0.8:
         whole = envelope(rng, receiver)
         cut = rng.randrange(len(whole) + 1)
-        ends = pack(Part(acks, lane, seq, True, whole[:cut]))
-        return bytes(ends + pack(Part(acks, lane, seq + 1, False, whole[cut:])))
+        ends = pack(Part(acks, lane, seq, True, memoryview(whole)[:cut]))
+        return bytes(ends + pack(Part(acks, lane, seq + 1, False, memoryview(whole)[cut:])))
     elif draw < 0.98:
         frame = Ack(acks)
     else:
         frame = Bye(rng.choice(TEXTS))
     return bytes(pack(frame))
+
+
+def _parcel(
+    rng: random.Random, receiver: str, acks: tuple[int, int], lane: int, seq: int
+) -> list[bytes]:
+    """The pieces of a message whose arrays travel beside it, some of them lost or changed."""
+    light = example(GroupFinished, rng)
+    sizes = rng.choices(
+        (ARRAY_BYTES, ARRAY_BYTES + 5, ARRAY_BYTES - 1), (5, 2, 1), k=rng.choice((1, 2))
+    )
+    arrays = [rng.randbytes(size) for size in sizes]
+    slots = tuple(rng.choice((0, 1, 2, 3, rng.choice(INTS))) for _ in arrays)
+    inner = encode_envelope(Tell("fuzz", receiver, None, None, light))
+    sections = [msgspec.msgpack.encode(Laden(slots, msgspec.Raw(inner))), *arrays]
+    if rng.random() < 0.2:
+        del sections[rng.randrange(len(sections))]
+    parts: list[bytes] = []
+    for section in sections:
+        last = len(parts) == len(sections) - 1
+        part = Part(acks, lane, seq + len(parts), not last, memoryview(section), not last)
+        parts.append(bytes(pack(part)))
+    if rng.random() < 0.2:
+        at = rng.randrange(len(parts))
+        parts[at] = spoil(parts[at], rng)
+    return parts
 
 
 def any_link_frame(rng: random.Random) -> bytes:

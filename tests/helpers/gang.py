@@ -24,6 +24,7 @@ import torch.distributed as dist
 from ratchet.backends.training.fsdp import create_backend
 from ratchet.backends.training.ranks import follow
 from ratchet.config import parse_config
+from ratchet.errors import RunFailed
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -87,7 +88,7 @@ def main() -> None:
         ended = "closed"
         try:
             follow(create_backend(config, Path(meeting["model"])))
-        except Exception as error:
+        except RunFailed as error:
             ended = f"{type(error).__name__}: {error}"
         dist.destroy_process_group()
         sys.stdout.write(ended.replace("\n", " ") + "\n")

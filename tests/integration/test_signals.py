@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.helpers.command import Command, gone, kill
@@ -11,13 +12,29 @@ from tests.helpers.config import small_config
 
 from ratchet.storage.versions import read_versions
 
+if TYPE_CHECKING:
+    import psutil
+
 pytestmark = pytest.mark.timeout(240)
 
 CONFIG = small_config(
     rollout={"max_tokens": 5, "group_size": 4, "num_workers": 2},
     trainer={"num_steps": 100_000, "lr": 1e-3},
 )
-NUM_PROCESSES = 1 + 3 + 2
+NUM_PROCESSES = 2 + 3 + 2
+"""the launcher and its reaper, three roles, two workers"""
+
+REWARD = """
+import functools, subprocess
+
+@functools.cache
+def sandbox():
+    return subprocess.Popen(["sleep", "1000"])
+
+def reward(prompt, completion):
+    sandbox()
+    return float(len(completion))
+"""
 
 
 def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
@@ -50,24 +67,43 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     assert sum(v.state == "live" for v in versions) >= 10
 
 
+def sleeping(command: Command) -> list[psutil.Process]:
+    """The sandboxes of the run."""
+    return [process for process in command.family() if process.name() == "sleep"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
-    with Command(CONFIG, tmp_path / "run") as command:
+def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    task = CONFIG.task.model_copy(update={"reward": f"{tmp_path}/reward.py:reward"})
+    with Command(CONFIG.model_copy(update={"task": task}), tmp_path / "run") as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)
+        workers = {command.child(f"rollout-{rank}") for rank in (0, 1)}
+        command.until("a sandbox in each", lambda: workers == {p.ppid() for p in sleeping(command)})
         family = command.family()
-        assert len(family) == NUM_PROCESSES
+        sleeps = sleeping(command)
+        assert len(family) == NUM_PROCESSES + len(sleeps)
+        if number == signal.SIGKILL:  # one that stands still cannot see that its launcher is gone
+            kill(command.child("rollout-1"), signal.SIGSTOP)
         kill(command.process.pid, number)
         code, _ = command.finish(10.0)
         assert gone(family[1:], 10.0) == []
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 
-def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["registry", "buffer"])
+def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(
+    tmp_path: Path, name: str
+) -> None:
+    """All the others lose a dead registry within a second, and say so."""
     with Command(CONFIG, tmp_path / "run") as command:
         command.until("a first step", lambda: command.steps())
         family = command.family()
-        kill(command.child("buffer"))
+        kill(command.child(name))
         code, output = command.finish(60)
         assert gone(family[1:], 10.0) == []
     assert code == 1
-    assert output.strip().splitlines()[-1].startswith("the run failed: buffer")
+    last = output.strip().splitlines()[-1]
+    assert last.startswith(f"the run failed: {name} died of signal 9; see ")

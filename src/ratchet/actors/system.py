@@ -11,23 +11,20 @@ import asyncio
 import itertools
 import random
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
+from ratchet.actors.dead_letters import DeadLetterBox
 from ratchet.actors.reply import Reply
 from ratchet.errors import ActorDead
 from ratchet.messages import Ask, Down, Message, RunEnded
-from ratchet.status import DeadLetterRow, Fact, LinkRow
+from ratchet.status import Fact, LinkRow
 from ratchet.transport.mailbox.base import Directory, Recipient, Ref, Trace, Wait, current_trace
 from ratchet.transport.mailbox.book import AddressBook
 
 R = TypeVar("R")
-
-_MAX_LETTERS: Final = 1024
-_OTHERS: Final = "(others)"
 
 current_actor: ContextVar[str | None] = ContextVar("current_actor", default=None)
 """Name of the actor that runs this code, a child task of it included; None outside."""
@@ -64,58 +61,6 @@ class ActorLog:
     def error(self, event: str, **fields: Any) -> None:
         """Log at level error."""
         self._log.error(event, actor=self._name, **fields)
-
-
-class DeadLetterBox:
-    """Counts what could not be delivered, by (sender, receiver, type, reason), and logs a warning.
-
-    A reason may be free text: beyond `_MAX_LETTERS` different letters, new ones are counted
-    together, by type.
-    """
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._lock = threading.Lock()
-        self._counts: Counter[tuple[str | None, str, str, str]] = Counter()
-
-    @property
-    def counts(self) -> dict[tuple[str, str, str], int]:
-        """How often, by (receiver, message type, reason)."""
-        counts: Counter[tuple[str, str, str]] = Counter()
-        with self._lock:
-            for (_, *letter), count in self._counts.items():
-                counts[letter[0], letter[1], letter[2]] += count
-        return dict(counts)
-
-    @property
-    def total(self) -> int:
-        """How many in all."""
-        with self._lock:
-            return self._counts.total()
-
-    def most_frequent(self, num: int) -> tuple[DeadLetterRow, ...]:
-        """The letters that were counted most often, with who sent them."""
-        with self._lock:
-            most = self._counts.most_common(num)
-        return tuple(DeadLetterRow(*letter, count) for letter, count in most)
-
-    def record(self, *, sender: str | None, receiver: str, message: Any, reason: str) -> None:
-        """Note one message. Its content is not logged: it may be large."""
-        kind = type(message).__name__
-        letter = (sender, receiver, kind, reason)
-        with self._lock:
-            if letter not in self._counts and len(self._counts) >= _MAX_LETTERS:
-                letter = (None, _OTHERS, kind, _OTHERS)
-            self._counts[letter] += 1
-            count = self._counts[letter]
-        self._log.warning(
-            "dead_letter",
-            sender=sender,
-            receiver=receiver,
-            message=kind,
-            reason=reason,
-            count=count,
-        )
 
 
 class WaitTable:

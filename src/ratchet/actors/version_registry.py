@@ -2,9 +2,9 @@
 
 Consumes `AcquireTerm`, `ReserveVersion`, `CommitVersion`, `BurnVersion` of trainers, `RegisterRole`
 and `RoleReported` of every role, and `Down` of the roles that it watches. Produces durable numbers,
-the events `VersionUpdated`, `RoleJoined`, `RoleLeft` and `RunEnded` to all registered roles, and
-the status of the run for whoever asks. Waits for nothing but its disk: each number is on it before
-it is answered.
+the events `VersionUpdated`, `RoleJoined`, `RoleLeft` and `RunEnded` to all registered roles, the
+status of the run for whoever asks, and a word in the log when a role falls silent. Waits for
+nothing but its disk: each number is on it before it is answered.
 
 The run ends here for everyone: after `EndRun` each role is told, and the registry stops when the
 last one has left, or after `_LEAVE_S` seconds.
@@ -49,7 +49,7 @@ from ratchet.messages import (
     VersionReserved,
     VersionUpdated,
 )
-from ratchet.status import RunStatus
+from ratchet.status import RoleReport, RunStatus
 from ratchet.storage.versions import VersionStore
 from ratchet.types import RoleInfo, Term
 
@@ -71,12 +71,14 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         store: VersionStore,
         run_name: str = "",
         config: str = "",
+        suspect_s: float = 5.0,
     ) -> None:
         super().__init__(system, name)
         self._store = store
         self._run_name = run_name
         self._config = config
-        self._roles = Membership()
+        me = RoleInfo("registry", name, self.actor_urn, self._own_address())
+        self._roles = Membership(me, suspect_s)
         self._started = self.now()
         self._ended: RunEnded | None = None
 
@@ -108,7 +110,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             case DescribeRun():
                 return RunDescribed(self._store.run, self._config, self._status())
             case RoleReported():
-                self._roles.report(message.report, self.now())
+                self._reported(message.report)
                 return None
             case EndRun():
                 self._end_run(message)
@@ -135,6 +137,27 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             if self._ended is not None:
                 self.system.ref(role.name).tell(self._ended)
         return RoleRegistered(tuple(self._roles), self._store.records())
+
+    def _reported(self, report: RoleReport) -> None:
+        """Keep it; and with each report of this process itself, look who has fallen silent.
+
+        So the look follows the process's own heartbeat, and a simulation without reports has none.
+        """
+        self._roles.report(report, self.now())
+        if report.name != self.name:
+            return
+        for role, silent, connected, silent_s in self._roles.listen(
+            self.system.links(), self.now()
+        ):
+            note = self.log.warning if silent else self.log.info
+            note(
+                "role_suspected" if silent else "role_recovered",
+                kind=role.kind,
+                name=role.name,
+                life=role.incarnation,
+                connected=connected,
+                silent_s=round(silent_s, 1),
+            )
 
     def _reserve(self, message: ReserveVersion) -> VersionReserved:
         self._check(message.term)
@@ -181,16 +204,15 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
 
     def _status(self) -> RunStatus:
         now = self.now()
-        records = self._store.records()
-        live = [record for record in records if record.state == "live"]
         return RunStatus(
             name=self._run_name,
             uptime_s=now - self._started,
             term=self._store.newest_term(),
-            live=live[-1] if live else None,
-            newest=records[-1].version if records else None,
-            num_burnt=sum(record.state == "burnt" for record in records),
-            roles=self._roles.statuses(now, self.system.links(), self.name),
+            live=self._store.newest_live(),
+            newest=self._store.newest(),
+            num_burnt=self._store.num_burnt(),
+            roles=self._roles.statuses(now, self.system.links()),
+            suspect_s=self._roles.suspect_s,
             end=self._ended.status if self._ended else None,
             end_reason=self._ended.reason if self._ended else None,
         )
@@ -204,6 +226,12 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
     def _tell_all(self, event: VersionUpdated | RoleJoined | RoleLeft | RunEnded) -> None:
         for role in self._roles:
             self.system.ref(role.name).tell(event)
+
+    def _own_address(self) -> str:
+        try:
+            return str(self.system.book.locate(self.name))
+        except LookupError:  # everybody is in this process
+            return ""
 
     def _wall(self) -> float:
         return self.system.wall_time()

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ratchet.config import Config, load_config
+from ratchet.errors import UserError
+
+RUNS: Final = Path("runs")
+"""Where runs are, unless their user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,11 @@ class RunDirectory:
     def config(self) -> Path:
         """The resolved configuration; written once, before anything starts."""
         return self.root / "config.toml"
+
+    @property
+    def links(self) -> Path:
+        """How to reach the run while it goes on, by the registry."""
+        return self.root / "links.json"
 
     @property
     def logs(self) -> Path:
@@ -60,3 +70,30 @@ class RunDirectory:
     def load_config(self) -> Config:
         """Read the resolved configuration back."""
         return load_config(self.config)
+
+
+def find_run(directory: Path | None) -> RunDirectory:
+    """Return the run in a directory; of None the newest one in `runs/`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if directory is None:
+        directory = _newest(RUNS)
+    elif not directory.exists():
+        msg = f"{directory} does not exist; give the directory of a run, such as {RUNS}/NAME"
+        raise UserError(msg)
+    run = RunDirectory(directory)
+    if not run.logs.is_dir():
+        msg = f"{directory} is not a run directory: it has no logs/; runs are in {RUNS}/ by default"
+        raise UserError(msg)
+    return run
+
+
+def _newest(runs: Path) -> Path:
+    entries = runs.iterdir() if runs.is_dir() else ()
+    found = [entry for entry in entries if RunDirectory(entry).logs.is_dir()]
+    if not found:
+        msg = f"there is no run in {runs}/ here; give the directory of a run"
+        raise UserError(msg)
+    return max(found, key=lambda entry: RunDirectory(entry).logs.stat().st_mtime)

@@ -7,7 +7,9 @@ functions, so that a registry or a buffer process never loads torch.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
+from collections.abc import Collection
 from typing import Final
 
 from ratchet.actors.actor import LocalRef
@@ -18,6 +20,7 @@ from ratchet.actors.system import System
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import Config
+from ratchet.errors import ConfigError
 from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.output import RunOutput
@@ -40,6 +43,27 @@ def role_names(config: Config) -> list[tuple[RoleKind, str]]:
         ("rollout", rollout_name(rank)) for rank in range(config.rollout.num_workers)
     ]
     return [("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER), *rollouts]
+
+
+def chosen_roles(
+    config: Config, kinds: Collection[RoleKind] | None, *, in_process: bool
+) -> tuple[tuple[RoleKind, str], ...]:
+    """Return the roles of the kinds that are wanted; all of them for None.
+
+    Raises:
+        ConfigError: if they cannot be started on their own.
+    """
+    everything = tuple(role_names(config))
+    if kinds is None:
+        return everything
+    known = {kind for kind, _ in everything}
+    if in_process or REGISTRY not in kinds or not known.issuperset(kinds):
+        msg = (
+            f"roles = {sorted(kinds)} cannot be started: give some of {sorted(known)}, the registry"
+            " among them, without in_process"
+        )
+        raise ConfigError(msg)
+    return tuple(role for role in everything if role[0] in kinds)
 
 
 def warm_start_prompts(config: Config, task: Task) -> list[Prompt]:
@@ -102,6 +126,13 @@ def _start_trainer(
     from ratchet.runtime.base_model import ensure_base_model
     from ratchet.transport.weights.registry import open_sender
 
+    host = config.runtime.host
+    if not ipaddress.ip_address(host).is_loopback:
+        system.log.warning(
+            "weights_not_encrypted",
+            host=host,
+            detail="gloo and NCCL neither authenticate nor encrypt: keep strangers off the network",
+        )
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
     return TrainerActor.start(
@@ -109,7 +140,7 @@ def _start_trainer(
         role,
         config=config,
         backend=backend,
-        sender=open_sender(config.weights, config.runtime.host, backend),
+        sender=open_sender(config.weights, host, backend),
         output=RunOutput(run),
         warm_start_prompts=warm_start_prompts(config, task),
     )

@@ -1,32 +1,85 @@
 """All roles of a run in this process, on one event loop: for debugging, notebooks and tests.
 
-Consumes a checked run directory, produces one outcome; waits for the trainer's end, or for another
-role's failure, which ends the run. Actors, messages, weight transport and files are those of a run
-of processes; only the links are missing.
+Consumes a checked run directory, produces one outcome; waits for the tree of supervisors, which is
+that of a run of processes (`ratchet.runtime.tree`). Actors, messages, weight transport and files
+are those of a run of processes too; only the links are missing. A rollout worker that fails is
+started again, as a new life with a new engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 from ratchet.actors.actor import LocalRef
-from ratchet.actors.role import TRAINER
+from ratchet.actors.restarts import End
 from ratchet.actors.system import System
 from ratchet.config import Config
-from ratchet.errors import AskTimeout
+from ratchet.errors import UserError
 from ratchet.messages import StopTraining
 from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import role_names, start_role
 from ratchet.runtime.role import EndOfActor, RoleOutcome, outcome_of
+from ratchet.runtime.tree import build_tree, role_end, run_tree
 from ratchet.tasks.base import Task
-from ratchet.types import RoleInfo
+from ratchet.types import RoleInfo, RoleKind
+
+
+class RoleInProcess:
+    """Implements `Child`: an actor of this process.
+
+    Args:
+        kind: of the role.
+        name: of the role.
+        system: where it runs.
+        start: starts one life of the actor.
+    """
+
+    def __init__(
+        self, kind: RoleKind, name: str, *, system: System, start: Callable[[RoleInfo], LocalRef]
+    ) -> None:
+        self.name = name
+        self._kind = kind
+        self._system = system
+        self._start = start
+        self._ref: LocalRef | None = None
+        self._refused: UserError | None = None
+        self._end = EndOfActor(name)
+
+    async def start(self) -> None:
+        """Start the actor under a new incarnation; what it refuses of the user's is its end."""
+        self._end = EndOfActor(self.name)
+        self._ref = self._refused = None
+        try:
+            self._ref = self._start(RoleInfo(self._kind, self.name, self._system.new_id()[:12]))
+        except UserError as error:
+            self._refused = error
+        else:
+            self._ref.watch(self._end)
+
+    async def ended(self) -> End:
+        """Wait for the actor to end."""
+        if self._refused is not None:
+            return role_end(self.name, RoleOutcome("user_error", str(self._refused)))
+        reason = await asyncio.shield(self._end.reason)
+        return role_end(self.name, outcome_of(reason, self._system.run_ended))
+
+    async def stop(self) -> None:
+        """Let the actor handle what is queued, and end."""
+        if self._ref is not None:
+            await self._ref.stop(block=False)
+
+    async def kill(self) -> None:
+        """Do nothing: an actor that hangs has lost its name, and ends with its loop."""
+
+    def stop_training(self) -> None:
+        """Tell the trainer to end in order."""
+        if self._ref is not None:
+            self._ref.tell(StopTraining("asked to stop"))
 
 
 async def run_in_process(
@@ -39,7 +92,7 @@ async def run_in_process(
     stop: asyncio.Event,
     kill: asyncio.Event,
 ) -> RoleOutcome:
-    """Run until the trainer ends, a role fails, or `kill` is set."""
+    """Run until the trainer ends, a role fails for good, or `kill` is set."""
     system = System(
         rng=random.Random(config.seed),  # noqa: S311
         wall_time=time.time,
@@ -47,51 +100,20 @@ async def run_in_process(
         log=log,
         ask_timeout_s=config.runtime.ask_timeout_s,
     )
-    refs: list[LocalRef] = []
-    ends: dict[asyncio.Future[str], LocalRef] = {}
-    try:
-        for kind, name in role_names(config):
-            role = RoleInfo(kind, name, system.new_id()[:12])
-            ref = start_role(system, role, config=config, run=run, run_id=run_id, task=task)
-            end = EndOfActor(name)
-            ref.watch(end)
-            refs.append(ref)
-            ends[end.reason] = ref
-        return await _first_end(ends, stop, kill)
-    finally:
-        await _stop(refs)
 
+    def start(role: RoleInfo) -> LocalRef:
+        return start_role(system, role, config=config, run=run, run_id=run_id, task=task)
 
-async def _first_end(
-    ends: dict[asyncio.Future[str], LocalRef], stop: asyncio.Event, kill: asyncio.Event
-) -> RoleOutcome:
-    killed = asyncio.ensure_future(kill.wait())
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        while True:
-            waits: set[asyncio.Future[Any]] = {*ends, killed}
-            if not stopped.done():
-                waits.add(stopped)
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for end, ref in ends.items():
-                if end not in done:
-                    continue
-                reason, name = end.result(), ref.name
-                outcome = outcome_of(reason)
-                if outcome.status == "user_error" or (name == TRAINER and reason == "stopped"):
-                    return outcome
-                return RoleOutcome("failed", f"{name}: {reason}")
-            if killed in done:
-                return RoleOutcome("stopped", "interrupted")
-            for ref in ends.values():
-                if ref.name == TRAINER:
-                    ref.tell(StopTraining("asked to stop"))
-    finally:
-        killed.cancel()
-        stopped.cancel()
+    children = [
+        (kind, RoleInProcess(kind, name, system=system, start=start))
+        for kind, name in role_names(config)
+    ]
 
+    def stop_training() -> bool:
+        for kind, child in children:
+            if kind == "trainer":
+                child.stop_training()
+        return True
 
-async def _stop(refs: Sequence[LocalRef]) -> None:
-    for ref in reversed(refs):  # the registry outlives those that report to it
-        with contextlib.suppress(AskTimeout):  # one that hangs does not keep the others
-            await ref.stop(block=False)
+    root = build_tree(children, config, log=log)
+    return await run_tree(root, stop=stop, kill=kill, stop_training=stop_training)

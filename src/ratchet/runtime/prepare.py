@@ -24,7 +24,7 @@ from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.credentials import open_credentials
 from ratchet.transport.weights.registry import TRANSPORTS
-from ratchet.types import Prompt
+from ratchet.types import Prompt, RoleKind
 
 _MAX_CHECKED: Final = 20_000
 """Prompts of a split that are checked; a longer prompt behind them fails as a group, and is
@@ -48,6 +48,22 @@ def check_run(config: Config) -> Task:
     _check_references(config, task)
     _check_prompts(config, task, context)
     return task
+
+
+def check_role(kind: RoleKind, config: Config) -> None:
+    """Check what one role of a run needs on its node. A registry and a buffer need no model.
+
+    Raises:
+        TaskError: if the task does not load or has too few prompts.
+        ConfigError: if something else is missing here.
+    """
+    if kind not in {"registry", "buffer"}:
+        check_run(config)
+        return
+    _check_names(config)
+    check_credentials(config)
+    if kind == "buffer":
+        _check_counts(config, build_task(config.task, config.seed))
 
 
 def _check_names(config: Config) -> None:

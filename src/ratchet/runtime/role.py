@@ -34,11 +34,14 @@ from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.placement import RoleSpec
+from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
+from ratchet.transport.mailbox.credentials import Credentials, load_tls
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
+from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import RoleInfo
 
 STOP_S: Final = 6.0
@@ -135,6 +138,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         new_id=system.new_id,
         random_bytes=os.urandom,
         log=log,
+        wire=SocketWire(_credentials(spec)),
         limits=Limits(
             heartbeat_s=config.runtime.heartbeat_s,
             suspect_s=config.runtime.suspect_s,
@@ -153,10 +157,19 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     role = msgspec.structs.replace(spec.role, address=str(node.address))
     ref = start_role(system, role, config=config, run=run, run_id=spec.run_id, task=task)
     route_library_logs()  # torch and transformers have come in with handlers of their own
+    reporter = Reporter(system, role, every_s=config.runtime.heartbeat_s, open_asks=node.waits)
+    reporter.start()
     reason = await _until_end(ref)
+    reporter.stop()
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
     return outcome_of(reason, system.run_ended)
+
+
+def _credentials(spec: RoleSpec) -> Credentials:
+    tls = spec.tls
+    contexts = None if tls is None else load_tls(tls.ca, tls.cert, tls.key)
+    return Credentials(bytes.fromhex(spec.key), contexts)
 
 
 async def _until_end(ref: LocalRef) -> str:
@@ -183,7 +196,12 @@ def _listen(loop: asyncio.AbstractEventLoop, ref: LocalRef) -> None:
 
 def log_name(role: RoleInfo) -> str:
     """Return the stem of the role's log files: ROLE-RANK."""
-    return role.name if "-" in role.name else f"{role.name}-0"
+    return log_stem(role.name)
+
+
+def log_stem(name: str) -> str:
+    """Return the stem of the log files of the role of that name."""
+    return name if "-" in name else f"{name}-0"
 
 
 def main() -> None:

@@ -14,9 +14,11 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -26,20 +28,23 @@ from ratchet.errors import ConfigError, RunFailed, UserError
 from ratchet.messages import EndRun
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.metrics import follow_metrics
-from ratchet.runtime.compose import role_names
+from ratchet.runtime.compose import chosen_roles
 from ratchet.runtime.local import run_in_process
 from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.prepare import check_run
 from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
-from ratchet.runtime.rundir import create_run_directory, links_path
-from ratchet.runtime.visitor import visit
+from ratchet.runtime.rundir import create_run_directory
+from ratchet.runtime.visitor import Visit, visit
 from ratchet.tasks.base import Task
 from ratchet.tasks.registry import RewardedTask
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import RoleKind
+
+_LEAVE_S: Final = 6.0
+"""A role that is still starting when the run ends does not hear of it, and is ended after this."""
 
 
 class Run:
@@ -70,7 +75,7 @@ class Run:
         roles: Collection[RoleKind] | None = None,
     ) -> None:
         self.config = _resolve(config, overrides)
-        self._roles = _chosen(self.config, roles, in_process=in_process)
+        self._roles = chosen_roles(self.config, roles, in_process=in_process)
         self._in_process = in_process
         self._reward = reward if in_process else None
         if reward is not None and not in_process:
@@ -189,7 +194,7 @@ class Run:
             raise RuntimeError(msg)
         if outcome.status == "user_error":
             raise UserError(outcome.detail)
-        if outcome.status == "failed":
+        if outcome.status in {"failed", "run_failed"}:
             raise RunFailed(outcome.detail)
         if not self.directory.summary.exists():
             return {"status": "stopped", "reason": outcome.detail, "steps": None}
@@ -199,13 +204,23 @@ class Run:
     async def _run_processes(self, log: Log) -> RoleOutcome:
         with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
             placement = self._place(Path(sockets))
-            supervisor = LocalSupervisor(self.config, self.directory, placement=placement, log=log)
-            ending = asyncio.create_task(self._end_on_stop(placement, log))
+            supervisor = LocalSupervisor(
+                self.config,
+                self.directory,
+                placement=placement,
+                log=log,
+                on_escalation=partial(self._tell_failure, placement, log),
+            )
+            # a trainer of ours hears of a stop from its launcher, that of a guest from the registry
+            ours = any(kind == "trainer" for kind, _ in placement.roles)
+            stop = self._stop if ours else asyncio.Event()
+            ending = None if ours else asyncio.create_task(self._end_on_stop(placement, log))
             try:
-                return await supervisor.run(self._stop, self._kill)
+                return await supervisor.run(stop, self._kill)
             finally:
-                ending.cancel()
-                links_path(self.directory).unlink(missing_ok=True)
+                if ending is not None:
+                    ending.cancel()
+                self.directory.links.unlink(missing_ok=True)
 
     def _place(self, sockets: Path) -> Placement:
         token_file = self.config.runtime.token_file or _make_token(sockets / "token")
@@ -222,14 +237,20 @@ class Run:
         )
 
     async def _end_on_stop(self, placement: Placement, log: Log) -> None:
-        """A trainer of ours hears of a stop from its launcher; another one from the registry."""
-        if any(kind == "trainer" for kind, _ in placement.roles):
-            return
         await self._stop.wait()
-        async with visit(
-            placement.registry, key=placement.key, log=log, run_id=self.run_id
-        ) as registry:
+        async with self._visit(placement, log) as registry:
+            await registry.describe(self.config.runtime.ask_timeout_s)  # it may still be starting
             registry.end_run(EndRun("launcher", "stopped", "asked to stop"))
+        await asyncio.sleep(_LEAVE_S)
+        self._kill.set()
+
+    async def _tell_failure(self, placement: Placement, log: Log, cause: str) -> None:
+        """Tell those who have joined from elsewhere."""
+        async with self._visit(placement, log) as registry:
+            registry.end_run(EndRun("launcher", "failed", cause))
+
+    def _visit(self, placement: Placement, log: Log) -> AbstractAsyncContextManager[Visit]:
+        return visit(placement.registry, key=placement.key, log=log, run_id=self.run_id)
 
     def _scored_task(self) -> Task:
         return self._task if self._reward is None else RewardedTask(self._task, self._reward)
@@ -241,23 +262,6 @@ class Run:
             self._error = error
         finally:
             self._ended.set()
-
-
-def _chosen(
-    config: Config, kinds: Collection[RoleKind] | None, *, in_process: bool
-) -> tuple[tuple[RoleKind, str], ...]:
-    """Return the roles of the kinds that are wanted."""
-    everything = tuple(role_names(config))
-    if kinds is None:
-        return everything
-    known = {kind for kind, _ in everything}
-    if in_process or REGISTRY not in kinds or not known.issuperset(kinds):
-        msg = (
-            f"roles = {sorted(kinds)} cannot be started: give some of {sorted(known)}, the registry"
-            " among them, without in_process"
-        )
-        raise ConfigError(msg)
-    return tuple(role for role in everything if role[0] in kinds)
 
 
 def _make_token(path: Path) -> str:

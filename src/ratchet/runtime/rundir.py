@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import closing
+from errno import ENOTDIR
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from ratchet.config import Config
 from ratchet.errors import ConfigError, UserError
 from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.agreement import check_same
 from ratchet.runtime.placement import TlsFiles
 from ratchet.storage.sqlite import open_reader
 from ratchet.storage.versions import SCHEMA
-
-_LINKS: Final = "links.json"
+from ratchet.types import RoleKind
 
 
 class Links(msgspec.Struct, frozen=True):
@@ -38,15 +38,14 @@ class Links(msgspec.Struct, frozen=True):
 
 def links_path(run: RunDirectory) -> Path:
     """Return where a run directory keeps its `Links`."""
-    return run.root / _LINKS
+    return run.links
 
 
 def write_links(run: RunDirectory, links: Links) -> None:
     """Write links.json, whole or not at all."""
-    path = links_path(run)
-    with tempfile.NamedTemporaryFile(dir=run.root, prefix=f".{_LINKS}.", delete=False) as temporary:
-        temporary.write(msgspec.json.format(msgspec.json.encode(links), indent=2) + b"\n")
-    os.replace(temporary.name, path)  # noqa: PTH105 - both are paths of ours
+    temporary = run.links.with_name(f".{run.links.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(links), indent=2) + b"\n")
+    temporary.replace(run.links)
 
 
 def read_links(run: RunDirectory) -> Links | None:
@@ -55,13 +54,12 @@ def read_links(run: RunDirectory) -> Links | None:
     Raises:
         UserError: if it is damaged.
     """
-    path = links_path(run)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Links)
+        return msgspec.json.decode(run.links.read_bytes(), type=Links)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        msg = f"{path} cannot be read: {error}; remove it, or give another directory"
+        msg = f"{run.links} cannot be read: {error}; remove it, or give another directory"
         raise UserError(msg) from None
 
 
@@ -85,16 +83,86 @@ def create_run_directory(root: Path, config: Config) -> RunDirectory:
         ConfigError: if there is something already, or it cannot be made.
     """
     run = RunDirectory(root)
-    try:
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            msg = (
-                f"{root} exists already, and a run is never written over;"
-                " give another --dir, or remove it"
-            )
-            raise ConfigError(msg)
-        run.logs.mkdir(parents=True)
-        run.config.write_text(config.to_toml(), encoding="utf-8")
-    except OSError as error:
-        msg = f"cannot make the run directory {root}: {error.strerror}; give another --dir"
-        raise ConfigError(msg) from None
+    if not _make_whole(run, config, links=None):
+        msg = (
+            f"{root} exists already, and a run is never written over;"
+            " give another --dir, or remove it"
+        )
+        raise ConfigError(msg)
     return run
+
+
+def host_run_directory(run: RunDirectory, config: Config) -> str | None:
+    """Make the directory of a registry, or go on in it; return the id of the run that it has.
+
+    Raises:
+        ConfigError: if it is of another run, or cannot be made.
+    """
+    if _make_whole(run, config, links=None):
+        return None
+    _check_config(run, config)
+    before = read_links(run)
+    run.links.unlink(missing_ok=True)  # until the registry listens again
+    return recorded_run(run) or (before.run_id if before is not None else None)
+
+
+def join_run_directory(run: RunDirectory, config: Config, links: Links, *, kind: RoleKind) -> None:
+    """Make the directory of a node of a run, or go on in it; it may be that of other roles, too.
+
+    Raises:
+        ConfigError: if it is of another run, holds what an earlier life of the role has left and
+            it could not go on with, or cannot be made.
+    """
+    if _make_whole(run, config, links):
+        return
+    _check_config(run, config)
+    before = read_links(run)
+    run_id = before.run_id if before is not None else recorded_run(run)
+    if run_id is not None and run_id != links.run_id:
+        msg = (
+            f"{run.root} belongs to run {run_id}, and the registry at {links.registry} has run"
+            f" {links.run_id}; give another --dir, or remove it"
+        )
+        raise ConfigError(msg)
+    left = {"buffer": run.ledger, "trainer": run.metrics}.get(kind)
+    if left is not None and left.exists():
+        msg = (
+            f"{left} is of an earlier {kind} of this run, and a new one cannot go on from it;"
+            " start the run anew, with another --dir"
+        )
+        raise ConfigError(msg)
+    if before is None:
+        write_links(run, links)
+
+
+def _make_whole(run: RunDirectory, config: Config, links: Links | None) -> bool:
+    """Make the directory and all in it at once; False if there is something already."""
+    try:
+        if run.root.exists() and (not run.root.is_dir() or any(run.root.iterdir())):
+            return False
+        if run.root.parent.is_file():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        run.root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=run.root.parent, prefix=f".{run.root.name}.") as name:
+            whole = RunDirectory(Path(name) / run.root.name)
+            whole.logs.mkdir(parents=True)
+            whole.config.write_text(config.to_toml(), encoding="utf-8")
+            if links is not None:
+                write_links(whole, links)
+            try:
+                whole.root.rename(run.root)
+            except OSError:
+                if run.config.exists():  # another launcher of the run was first
+                    return False
+                raise
+    except OSError as error:
+        msg = f"cannot make the run directory {run.root}: {error.strerror}; give another --dir"
+        raise ConfigError(msg) from None
+    return True
+
+
+def _check_config(run: RunDirectory, config: Config) -> None:
+    if not run.config.is_file():
+        msg = f"{run.root} exists already and is no run directory; give another --dir"
+        raise ConfigError(msg)
+    check_same(config, run.config.read_text(encoding="utf-8"), whose=f"the run in {run.root}")

@@ -11,29 +11,41 @@ import asyncio
 import contextlib
 import os
 import random
+import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ratchet.actors.role import REGISTRY
 from ratchet.actors.system import System
+from ratchet.errors import ActorDead, AskTimeout, RatchetError
 from ratchet.messages import DescribeRun, EndRun, RunDescribed
 from ratchet.observability.logs import Log
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import Ref
 from ratchet.transport.mailbox.node import Node
-from ratchet.transport.mailbox.wire import Wire
+from ratchet.transport.mailbox.tls import Guest
+from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
-_LEAVE_S = 2.0
+VISITOR: Final = "visitor-"
+"""How the names of visitors begin."""
+_LEAVE_S: Final = 2.0
+
+
+class NotReached(RatchetError):  # noqa: N818
+    """The registry does not answer; the text says what was tried, and what came of it."""
 
 
 @dataclass(frozen=True)
 class Visit:
     """An open link to a registry."""
 
+    address: Address
     system: System
     node: Node
+    dials: _Dials
 
     @property
     def registry(self) -> Ref:
@@ -41,7 +53,7 @@ class Visit:
         return self.system.ref(REGISTRY)
 
     async def describe(self, timeout_s: float) -> RunDescribed:
-        """Ask what run this is, and how it does.
+        """Ask what run this is, and how it does; wait for it to come up.
 
         Raises:
             AskTimeout: the registry cannot be reached, or does not answer.
@@ -49,9 +61,67 @@ class Visit:
         """
         return await self.registry.ask(DescribeRun(), block=False, timeout=timeout_s)
 
+    async def describe_now(self, timeout_s: float) -> RunDescribed:
+        """Ask the same of a registry that is to be up already.
+
+        Raises:
+            NotReached: nobody listens there, or nobody answers in time.
+            AuthFailed: it does not take our token or certificate.
+        """
+        asked = asyncio.ensure_future(self.describe(timeout_s))
+        refused = asyncio.ensure_future(self.dials.refused.wait())
+        try:
+            await asyncio.wait((asked, refused), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise NotReached(f"nobody listens at {self.address}: {self.dials.error}")
+        except ActorDead as error:
+            raise NotReached(f"the registry at {self.address} has gone: {error}") from None
+        except AskTimeout:
+            raise NotReached(self._silence(timeout_s)) from None
+        finally:
+            asked.cancel()
+            refused.cancel()
+
+    def _silence(self, timeout_s: float) -> str:
+        if not self.dials.reached:
+            why = self.dials.error or "no answer"
+            return f"{self.address} could not be reached within {timeout_s:g} s: {why}"
+        return (
+            f"the registry at {self.address} did not answer within {timeout_s:g} s: its process is"
+            " there, and its loop does not respond"
+        )
+
     def end_run(self, message: EndRun) -> None:
         """End the run everywhere; the message is on its way when the visit closes."""
         self.registry.tell(message)
+
+
+class _Dials:
+    """A wire that remembers what came of its dials."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.reached = False
+        self.refused = asyncio.Event()
+        """there is nobody, and there will not soon be"""
+        self.error: Exception | None = None
+
+    async def listen(self, address: Address, accept: Callable[[], Guest]) -> Listener:
+        """Listen."""
+        return await self._wire.listen(address, accept)
+
+    async def dial(self, address: Address, protocol: Callable[[], Guest]) -> None:
+        """Connect."""
+        try:
+            await self._wire.dial(address, protocol)
+        except OSError as error:
+            self.error = error
+            if not isinstance(error, ssl.SSLError | TimeoutError):
+                self.refused.set()
+            raise
+        self.reached = True
+        self.refused.clear()
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +137,8 @@ async def visit(
         loop=asyncio.get_running_loop(),
     )
     system.book.learn(REGISTRY, str(registry))
-    name = f"visitor-{system.new_id()[:12]}"
+    dials = _Dials(wire or SocketWire())
+    name = f"{VISITOR}{system.new_id()[:12]}"
     node = Node(
         name=name,
         incarnation=system.new_id()[:12],
@@ -80,11 +151,15 @@ async def visit(
         new_id=system.new_id,
         random_bytes=os.urandom,
         log=log,
-        wire=wire,
+        wire=dials,
     )
     system.remote = node
     await node.start()
+    leave_s = _LEAVE_S
     try:
-        yield Visit(system, node)
+        yield Visit(registry, system, node, dials)
+    except NotReached:
+        leave_s = 0.0  # nothing that is queued will be delivered
+        raise
     finally:
-        await node.stop(_LEAVE_S)
+        await node.stop(leave_s)

@@ -172,6 +172,16 @@ class VersionStore:
         ).fetchone()
         return _record(row) if row is not None else None
 
+    def newest(self) -> PolicyVersion | None:
+        """Return the highest number that was ever given."""
+        row = self._sql.execute("SELECT max(version) FROM versions").fetchone()
+        return cast("PolicyVersion | None", row[0])
+
+    def num_burnt(self) -> int:
+        """Return how many numbers were spent for nothing."""
+        row = self._sql.execute("SELECT count(*) FROM versions WHERE state = 'burnt'").fetchone()
+        return cast("int", row[0])
+
     def close(self) -> None:
         """Close the file; closing again does nothing."""
         self._database.close()

@@ -460,3 +460,37 @@ def test_the_reward_of_all_finished_groups_is_told_beside_that_of_the_batch() ->
         assert (stats.finished_groups, stats.finished_reward_mean) == (3, pytest.approx(2 / 3))
 
     scenario(body, buffer={"drop_zero_spread": True})
+
+
+# --- what it says of itself
+
+
+def test_its_facts_are_where_the_groups_are_and_who_waits() -> None:
+    async def body(world: World) -> None:
+        assert world.system.facts("buffer") == {
+            "queue_groups": 0,
+            "in_flight_groups": 0,
+            "untrained_groups": 0,
+            "capacity": 4,
+            "batch_groups": 2,
+            "request_step": None,
+            "credit_groups": 0,
+            "dropped_groups": 0,
+            "retried_groups": 0,
+            "reissued_groups": 0,
+        }
+        a, b, c, d = await world.claim(10)
+        await world.request()
+        await world.finish(a)
+        await world.tell(failed(b))
+        facts = world.system.facts("buffer")
+        assert (facts["queue_groups"], facts["in_flight_groups"]) == (1, 3)
+        assert (facts["request_step"], facts["credit_groups"]) == (1, 5)
+        assert facts["dropped_groups"] == 1
+        await world.finish(c)  # the batch goes out, and the counters since the last one with it
+        assert len(world.batches) == 1
+        await world.tell(failed(d))
+        facts = world.system.facts("buffer")
+        assert (facts["request_step"], facts["dropped_groups"]) == (None, 2)
+
+    scenario(body)

@@ -482,3 +482,26 @@ def test_an_evaluation_is_of_the_version_that_was_asked_for() -> None:
             await asked
 
     scenario(body, delay_s=lambda *_: 4.0)
+
+
+# --- what it says of itself
+
+
+def test_its_facts_are_what_it_holds_and_what_it_loads() -> None:
+    async def body(world: World) -> None:
+        facts = world.system.facts("rollout-0")
+        assert (facts["version"], facts["loading"], facts["finished_groups"]) == (None, None, 0)
+        reply = world.offer(3)
+        await world.settle()
+        assert world.system.facts("rollout-0")["loading"] == 3
+        world.arrive(3)
+        await reply
+        await world.assign(0)
+        await world.assign(1)
+        facts = world.system.facts("rollout-0")
+        assert (facts["version"], facts["loading"]) == (3, None)
+        assert (facts["finished_groups"], facts["failed_groups"]) == (1, 1)
+        assert facts["in_flight_groups"] == 0
+        assert 0.0 <= facts["busy_share"] <= 1.0
+
+    scenario(body, [0.5, 0.5], RewardFailed("no"), load=False)

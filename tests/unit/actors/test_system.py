@@ -101,12 +101,26 @@ def test_names_are_in_the_order_of_start() -> None:
     run_virtual(main())
 
 
-def test_dead_letters_are_counted_by_receiver_type_and_reason() -> None:
-    box = make_system().dead_letters
-    for receiver, message, reason in [("a", 1, "x"), ("a", 2, "x"), ("a", "s", "x"), ("b", 1, "y")]:
-        box.record(sender="me", receiver=receiver, message=message, reason=reason)
-    assert box.counts == {("a", "int", "x"): 2, ("a", "str", "x"): 1, ("b", "int", "y"): 1}
-    assert box.total == 4
+def test_depths_and_facts_of_the_actors_that_live_here() -> None:
+    class Talker(Target):
+        def status(self) -> dict[str, Any]:
+            return {"seen": 3}
+
+    async def main() -> None:
+        system = make_system()
+        Talker.start(system, "talker")
+        target = Target.start(system, "target")
+        for version in range(3):
+            target.tell(AbortLoad(0, version, ""))
+        assert system.depths() == {"talker": 0, "target": 3}
+        assert system.facts("talker") == {"seen": 3}
+        assert system.facts("target") == {}
+        assert system.facts("nobody") == {}
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert system.depths()["target"] == 0
+
+    run_virtual(main())
 
 
 def test_a_wait_is_in_the_table_until_it_ends_however_it_ends() -> None:

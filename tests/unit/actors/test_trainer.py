@@ -640,3 +640,26 @@ def test_a_stop_in_a_step_lets_it_finish_and_be_published() -> None:
         assert len(world.requests) == 1
 
     scenario(body, trainer={"num_steps": 50})
+
+
+# --- what it says of itself
+
+
+def test_its_facts_are_the_step_in_hand_and_what_the_next_one_waits_for() -> None:
+    async def body(world: World) -> None:
+        actor = world.ref._status().__self__
+        assert actor.status()["last_step_s"] is None
+        await world.until_request(1)
+        facts = actor.status()
+        assert (facts["step"], facts["version"], facts["term"]) == (0, 0, 1)
+        assert (facts["waits_for_batch"], facts["publishing"]) == (True, False)
+        assert (facts["live"], facts["holders"], facts["engines"]) == (0, 1, 1)
+        await world.answer(1, 0)
+        await world.until_request(2)
+        await asyncio.sleep(30.0)
+        facts = actor.status()
+        assert (facts["step"], facts["version"], facts["live"]) == (1, 1, 1)
+        assert isinstance(facts["last_step_s"], float)
+        assert 30.0 <= facts["last_step_s"] < 31.0
+
+    scenario(body)

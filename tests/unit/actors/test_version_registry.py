@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.helpers.actors import make_system
+from tests.helpers.actors import RecordingLog, make_system
 from tests.helpers.refs import RecordedDirectory
 from tests.simulation.loop import run_virtual
 
@@ -14,15 +15,21 @@ from ratchet.messages import (
     BurnVersion,
     CommitVersion,
     DescribeLineage,
+    DescribeRun,
     Down,
+    EndRun,
     LineageDescribed,
     RegisterRole,
     ReserveVersion,
     RoleJoined,
     RoleLeft,
+    RoleReported,
+    RunDescribed,
+    RunEnded,
     VersionReserved,
     VersionUpdated,
 )
+from ratchet.status import LinkRow, RoleReport
 from ratchet.storage.versions import VersionStore
 from ratchet.transport.mailbox.base import Ref
 from ratchet.types import RoleInfo
@@ -115,3 +122,94 @@ def test_roles_join_leave_and_are_replaced() -> None:
         assert others.ref("buffer").told[3:] == [RoleLeft(reborn, "killed")]
 
     scenario(body)
+
+
+# --- the run as a whole
+
+
+def own_report() -> RoleReported:
+    return RoleReported(
+        RoleReport("registry", "registry", "x", 1, "host", 1.0, 0.0, {}, {}, (), (), 0, ())
+    )
+
+
+def test_the_status_of_a_run() -> None:
+    async def main() -> None:
+        system = make_system(remote=RecordedDirectory())
+        store = VersionStore.open(None, run="run-7")
+        ref = VersionRegistry.start(
+            system, "registry", store=store, run_name="sums", config="[model]", suspect_s=3.0
+        )
+
+        async def ask(message: object) -> object:
+            return await ref.ask(message, block=False, timeout=5)  # type: ignore[arg-type]
+
+        empty = await ask(DescribeRun())
+        assert isinstance(empty, RunDescribed)
+        assert (empty.status.live, empty.status.newest, empty.status.num_burnt) == (None, None, 0)
+        await ask(RegisterRole(BUFFER))
+        term = (await ask(AcquireTerm("trainer-0", "t1"))).term  # type: ignore[attr-defined]
+        for version in range(3):
+            await ask(ReserveVersion(term, version, version - 1 if version else None))
+        await ask(CommitVersion(term, 0, "d0"))
+        await ask(CommitVersion(term, 1, "d1"))
+        await ask(BurnVersion(term, 2, "no engine"))
+        ref.tell(own_report())
+        await asyncio.sleep(60)
+        described = await ask(DescribeRun())
+        assert isinstance(described, RunDescribed)
+        status = described.status
+        assert (described.run_id, described.config) == ("run-7", "[model]")
+        assert (status.name, status.uptime_s, status.term, status.end) == ("sums", 60.0, 1, None)
+        assert status.live is not None
+        assert (status.live.version, status.newest, status.num_burnt) == (1, 2, 1)
+        assert [(r.role.name, r.up, r.report is not None) for r in status.roles] == [
+            ("registry", True, True),
+            ("buffer", True, False),
+        ]
+        assert status.suspect_s == 3.0
+        ref.tell(EndRun("trainer-0", "failed", "no batch"))
+        ended = await ask(DescribeRun())
+        assert isinstance(ended, RunDescribed)
+        assert (ended.status.end, ended.status.end_reason) == ("failed", "no batch")
+        assert system.run_ended == RunEnded("failed", "no batch")
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def test_a_silent_role_is_suspected_once_in_the_log_and_heard_again_once() -> None:
+    async def main() -> None:
+        log = RecordingLog()
+        system = make_system(remote=RecordedDirectory(), log=log)
+        silence = [0.0, 4.0, 5.0, 6.0, 0.0, 0.0]
+        now = iter(silence)
+        system.links = lambda: (LinkRow("rollout-0", True, next(now), 0, 0),)
+        ref = VersionRegistry.start(system, "registry", store=VersionStore.open(None))
+        await ref.ask(RegisterRole(ROLLOUT), block=False, timeout=5)
+        for _ in silence:
+            ref.tell(own_report())
+        await ref.stop(block=False)
+        about = {"kind": "rollout", "name": "rollout-0", "life": "r1", "connected": True}
+        suspected, recovered = log.named("role_suspected"), log.named("role_recovered")
+        assert [{k: f[k] for k in (*about, "silent_s")} for f in suspected] == [
+            about | {"silent_s": 5.0}
+        ]
+        assert [{k: f[k] for k in (*about, "silent_s")} for f in recovered] == [
+            about | {"silent_s": 6.0}
+        ]
+
+    run_virtual(main())
+
+
+def test_without_reports_the_registry_has_no_timer_of_its_own() -> None:
+    async def main() -> None:
+        system = make_system(remote=RecordedDirectory())
+        ref = VersionRegistry.start(system, "registry", store=VersionStore.open(None))
+        await ref.ask(RegisterRole(ROLLOUT), block=False, timeout=5)
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        assert [h for h in loop._scheduled if not h.cancelled()] == []  # type: ignore[attr-defined]
+        await ref.stop(block=False)
+
+    run_virtual(main())

@@ -15,7 +15,7 @@ from tests.simulation.loop import run_virtual
 from ratchet.actors.actor import Actor, LocalRef
 from ratchet.actors.system import System
 from ratchet.errors import ConfigError
-from ratchet.messages import StopTraining
+from ratchet.messages import RunEnded, StopTraining
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime import local
 from ratchet.runtime.role import RoleOutcome
@@ -34,6 +34,7 @@ class Dummy(Actor[StopTraining]):
         match message:
             case StopTraining():
                 self._ended.append(f"{self.name}: {message.reason}")
+                self.system.run_ended = RunEnded("stopped", message.reason)
                 self.stop()
 
     async def fail(self, error: Exception) -> None:
@@ -48,6 +49,7 @@ class Dummy(Actor[StopTraining]):
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refs: dict[str, LocalRef] = {}
+        self.lives: dict[str, list[str]] = {}
         self.ended: list[str] = []
         self.stop, self.kill = asyncio.Event(), asyncio.Event()
         monkeypatch.setattr(local, "start_role", self._start_role)
@@ -56,16 +58,22 @@ class World:
     def _start_role(self, system: System, role: RoleInfo, **kwargs: Any) -> LocalRef:
         if role.name == self.refuses:
             raise ConfigError(f"{role.name} cannot start")
+        self.lives.setdefault(role.name, []).append(role.incarnation)
         ref = self.refs[role.name] = Dummy.start(system, role.name, self.ended)
         return ref
 
     def actor(self, name: str) -> Any:
         return self.refs[name]._actor_weakref()
 
-    def run(self) -> asyncio.Future[RoleOutcome]:
+    async def fail(self, name: str, error: Exception) -> None:
+        actor = self.actor(name)
+        actor.spawn(actor.fail(error), name="work")
+        await asyncio.sleep(2)
+
+    def run(self, **runtime: Any) -> asyncio.Future[RoleOutcome]:
         return asyncio.ensure_future(
             local.run_in_process(
-                small_config(),
+                small_config(runtime=runtime),
                 RunDirectory(Path("unused")),
                 run_id="run",
                 task=None,  # type: ignore[arg-type]  # no role looks at it
@@ -79,10 +87,11 @@ class World:
 def scenario(
     monkeypatch: pytest.MonkeyPatch,
     act: Callable[[World], Awaitable[None] | None],
+    **runtime: Any,
 ) -> tuple[RoleOutcome, World]:
     async def main() -> tuple[RoleOutcome, World]:
         world = World(monkeypatch)
-        outcome = world.run()
+        outcome = world.run(**runtime)
         await asyncio.sleep(1)
         assert list(world.refs) == ["registry", "buffer", "trainer-0", "rollout-0"]
         assert not outcome.done()
@@ -97,40 +106,63 @@ def scenario(
 
 def test_the_trainers_end_ends_all_and_the_registry_last(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, world = scenario(monkeypatch, lambda w: w.refs["trainer-0"].tell(StopTraining("x")))
-    assert outcome == RoleOutcome("stopped")
+    assert outcome == RoleOutcome("finished", "x")
     assert world.ended == ["trainer-0: x", "trainer-0", "rollout-0", "buffer", "registry"]
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer", "rollout-0", "trainer-0"])
-def test_a_failure_of_any_role_is_the_outcome(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def act(world: World) -> None:
-        actor = world.actor(name)
-        actor.spawn(actor.fail(ValueError("why")), name="work")
-
-    outcome, world = scenario(monkeypatch, act)
+@pytest.mark.parametrize("name", ["registry", "buffer", "trainer-0"])
+def test_a_failure_of_a_role_that_nobody_replaces_is_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    outcome, world = scenario(monkeypatch, lambda w: w.fail(name, ValueError("why")))
     assert outcome == RoleOutcome("failed", f"{name}: ValueError: why")
     assert all(not ref.is_alive() for ref in world.refs.values())
+
+
+def test_a_worker_that_fails_is_started_again_as_another_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def act(world: World) -> None:
+        first = world.refs["rollout-0"]
+        await world.fail("rollout-0", ValueError("why"))
+        assert world.refs["rollout-0"] is not first
+        assert world.refs["rollout-0"].is_alive()
+        assert len(set(world.lives["rollout-0"])) == 2
+        world.kill.set()
+
+    outcome, world = scenario(monkeypatch, act)
+    assert outcome == RoleOutcome("stopped", "interrupted")
+    assert [len(lives) for lives in world.lives.values()] == [1, 1, 1, 2]
+
+
+def test_a_worker_that_fails_too_often_is_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World) -> None:
+        await world.fail("rollout-0", ValueError("first"))
+        await world.fail("rollout-0", ValueError("second"))
+
+    outcome, _ = scenario(monkeypatch, act, max_restarts=1)
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith("rollout-0: ValueError: first (the first of 2 ends of workers")
 
 
 def test_what_a_role_finds_wrong_with_the_configuration_is_the_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def act(world: World) -> None:
-        actor = world.actor("rollout-0")
-        actor.spawn(actor.fail(ConfigError("model.path: no")), name="work")
-
-    outcome, _ = scenario(monkeypatch, act)
+    outcome, world = scenario(
+        monkeypatch, lambda w: w.fail("rollout-0", ConfigError("model.path: no"))
+    )
     assert outcome == RoleOutcome("user_error", "model.path: no")
+    assert len(world.lives["rollout-0"]) == 1
 
 
 def test_another_role_that_stops_by_itself_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome, _ = scenario(monkeypatch, lambda w: w.refs["buffer"].tell(StopTraining("?")))
-    assert outcome == RoleOutcome("failed", "buffer: stopped")
+    outcome, _ = scenario(monkeypatch, lambda w: w.refs["buffer"].stop(block=False) and None)
+    assert outcome == RoleOutcome("failed", "buffer was stopped from outside")
 
 
 def test_a_stop_is_told_to_the_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, world = scenario(monkeypatch, lambda w: w.stop.set())
-    assert outcome == RoleOutcome("stopped")
+    assert outcome == RoleOutcome("finished", "asked to stop")
     assert [line for line in world.ended if ":" in line] == ["trainer-0: asked to stop"]
 
 
@@ -152,12 +184,14 @@ def test_a_role_that_hangs_keeps_neither_the_others_nor_the_outcome(
     assert world.ended == ["rollout-0", "buffer", "registry"]
 
 
-def test_a_role_that_cannot_start_takes_the_others_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> World:
+def test_a_role_that_refuses_to_start_takes_the_others_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> tuple[RoleOutcome, World]:
         world = World(monkeypatch)
         world.refuses = "trainer-0"
-        with pytest.raises(ConfigError, match="trainer-0 cannot start"):
-            await world.run()
-        return world
+        return await world.run(), world
 
-    assert run_virtual(main()).ended == ["buffer", "registry"]
+    outcome, world = run_virtual(main())
+    assert outcome == RoleOutcome("user_error", "trainer-0 cannot start")
+    assert world.ended[-2:] == ["buffer", "registry"]

@@ -1,252 +1,218 @@
-"""The supervisor's judgement; that it starts and ends real processes is proved in integration."""
+"""What the launcher starts, with what, and that it leaves nothing. The processes are small programs
+in the place of roles; what their ends mean is tested with the tree.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
+import psutil
 from tests.helpers.actors import RecordingLog
 from tests.helpers.config import small_config
-from tests.simulation.loop import run_virtual
 
 from ratchet.runtime import processes
-from ratchet.runtime.processes import LocalSupervisor, Restarts
-from ratchet.runtime.role import RoleOutcome, RoleSpec
+from ratchet.runtime.child import RoleProcess
+from ratchet.runtime.compose import role_names
+from ratchet.runtime.placement import Placement, RankSpec, RoleSpec
+from ratchet.runtime.processes import LocalSupervisor
+from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import create_run_directory
+from ratchet.transport.mailbox.address import Address
 
-# --- the window
+if TYPE_CHECKING:
+    import pytest
 
+ROLE = """
+import json, os, signal, sys
 
-def test_so_many_restarts_within_the_window_and_no_more() -> None:
-    restarts = Restarts(max_restarts=2, window_s=60.0)
-    restarts.note_start(0.0)
-    assert not restarts.exhausted(10.0)  # the first restart
-    restarts.note_start(10.0)
-    assert not restarts.exhausted(20.0)  # the second
-    restarts.note_start(20.0)
-    assert restarts.recent(30.0) == 3
-    assert restarts.exhausted(30.0)
+def says(status, detail=""):
+    os.write(1, json.dumps({"status": status, "detail": detail}).encode())
+    os._exit(0)
 
-
-def test_what_lies_before_the_window_is_forgotten() -> None:
-    restarts = Restarts(max_restarts=1, window_s=60.0)
-    for now in (0.0, 61.0, 122.0):
-        assert not restarts.exhausted(now)
-        restarts.note_start(now)
-    restarts.note_start(132.0)
-    assert restarts.exhausted(182.0)  # the edge belongs to the window
-    assert not restarts.exhausted(182.1)
-
-
-def test_no_restarts_allowed_means_the_first_death_is_the_last() -> None:
-    restarts = Restarts(max_restarts=0, window_s=60.0)
-    restarts.note_start(0.0)
-    assert restarts.exhausted(59.0)
-
-
-# --- the supervisor, with processes that only the test knows
-
-
-class Stream:
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-        self.data = b""
-
-    def write(self, line: bytes) -> None:
-        self.lines.append(line)
-
-    def is_closing(self) -> bool:
-        return False
-
-    async def read(self) -> bytes:
-        return self.data
-
-
-class Process:
-    """Ends when the test says so, or when it is told to."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.stdin, self.stdout = Stream(), Stream()
-        self.returncode: int | None = None
-        self.signals: list[str] = []
-        self.stubborn = False
-        self._ended = asyncio.Event()
-
-    @property
-    def spec(self) -> RoleSpec:
-        return msgspec.json.decode(self.stdin.lines[0], type=RoleSpec)
-
-    def end(self, outcome: RoleOutcome | None = None, code: int = 0) -> None:
-        self.stdout.data = b"" if outcome is None else msgspec.json.encode(outcome)
-        self.returncode = code
-        self._ended.set()
-
-    async def wait(self) -> int:
-        await self._ended.wait()
-        assert self.returncode is not None
-        return self.returncode
-
-    def terminate(self) -> None:
-        self.signals.append("term")
-        if not self.stubborn:
-            self.end(RoleOutcome("stopped"))
-
-    def kill(self) -> None:
-        self.signals.append("kill")
-        self.end(code=-9)
+signal.signal(signal.SIGTERM, lambda *_: says("stopped"))
+spec = json.loads(sys.stdin.readline())
+print(json.dumps(spec), file=sys.stderr, flush=True)
+for line in sys.stdin:
+    says("finished", line.strip())
+os._exit(1)
+"""
+KEY = bytes(range(32))
 
 
 class World:
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **runtime: Any) -> None:
-        self.config = small_config(runtime=runtime, rollout={"num_workers": 2, "max_tokens": 5})
-        self.started: list[Process] = []
+    """A launcher of a run with two workers, whose roles only read and write lines."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, ranks: RankSpec | None) -> None:
+        self.config = small_config(rollout={"num_workers": 2, "max_tokens": 5})
+        self.directory = create_run_directory(root, self.config)
         self.log = RecordingLog()
+        self.told: list[str] = []
+        self.commands: dict[str, list[str]] = {}
         self.stop, self.kill = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", self._create)
-        self.supervisor = LocalSupervisor(
-            self.config, create_run_directory(root, self.config), run_id="run", log=self.log
+        monkeypatch.setattr(processes, "RoleProcess", self._process)
+        placement = Placement(
+            roles=tuple(role_names(self.config)),
+            run_dir=self.directory.root,
+            run_id="run",
+            registry=Address("unix", "/nowhere/registry.sock"),
+            key=KEY,
+            sockets=Path("/nowhere"),
+            ranks=ranks,
         )
-        self.outcome = asyncio.ensure_future(self.supervisor.run(self.stop, self.kill))
+        self.supervisor = LocalSupervisor(
+            self.config, self.directory, placement=placement, log=self.log, on_escalation=self._tell
+        )
 
-    async def _create(self, *args: str, **kwargs: Any) -> Process:
-        assert args[1:] == ("-m", "ratchet.runtime.role")  # no secrets in argv
-        assert kwargs["start_new_session"]
-        process = Process(len(self.started))
-        self.started.append(process)
-        return process
+    def _process(
+        self, name: str, *, command: Sequence[str], env: Mapping[str, str], **rest: Any
+    ) -> Any:
+        self.commands[name] = list(command)
+        assert env["OMP_NUM_THREADS"] == "1"
+        command = [sys.executable, "-I", "-S", "-c", ROLE]
+        return RoleProcess(name, command=command, env=env, **rest)
 
-    def newest(self, name: str) -> Process:
-        return [p for p in self.started if p.spec.role.name == name][-1]
+    async def _tell(self, cause: str) -> None:
+        self.told.append(cause)
 
-    async def settle(self) -> None:
-        await asyncio.sleep(0.01)
+    def pid(self, name: str) -> int:
+        return [e["pid"] for e in self.log.named("process_started") if e["name"] == name][-1]
+
+    def specs(self, name: str) -> list[RoleSpec]:
+        log = name if "-" in name else f"{name}-0"
+        lines = (self.directory.logs / f"{log}.err").read_text().splitlines()
+        return [msgspec.json.decode(line, type=RoleSpec) for line in lines]
+
+
+ROLES = ["registry", "buffer", "trainer-0", "rollout-0", "rollout-1"]
 
 
 def scenario(
-    root: Path, monkeypatch: pytest.MonkeyPatch, body: Callable[[World], Any], **runtime: Any
-) -> None:
-    async def main() -> str:
-        world = World(root / "run", monkeypatch, **runtime)
-        await world.settle()
-        await body(world)
-        assert world.outcome.done()
-        assert all(process.returncode is not None for process in world.started)
-        return world.started[0].spec.sockets
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[[World], Awaitable[None] | None],
+    ranks: RankSpec | None = None,
+) -> tuple[RoleOutcome, World]:
+    async def main() -> tuple[RoleOutcome, World]:
+        world = World(root / "run", monkeypatch, ranks)
+        running = asyncio.ensure_future(world.supervisor.run(world.stop, world.kill))
+        async with asyncio.timeout(60):
+            await until(lambda: all(has_read(world, name) for name in ROLES))
+            acting = body(world)
+            if acting is not None:
+                await acting
+            return await running, world
 
-    assert not Path(run_virtual(main())).exists()
+    outcome = asyncio.run(main())
+    assert psutil.Process().children(recursive=True) == []
+    return outcome
 
 
-def test_every_role_starts_and_the_trainers_end_is_the_runs(
+def has_read(world: World, name: str) -> bool:
+    log = name if "-" in name else f"{name}-0"
+    path = world.directory.logs / f"{log}.err"
+    return path.exists() and path.read_text().endswith("\n")
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    def poll() -> None:
+        while not happened():
+            time.sleep(0.01)  # nothing tells another process's files: there is no event to await
+
+    await asyncio.to_thread(poll)
+
+
+def until_all_are_dead(pids: Iterable[int]) -> None:
+    """Block the loop, as a SIGSTOP of the process would, but know for how long."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_every_role_starts_in_order_with_a_spec_of_its_own_and_no_secret_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(world: World) -> None:
-        specs = [process.spec for process in world.started]
-        assert [(s.role.kind, s.role.name) for s in specs] == [
-            ("registry", "registry"), ("buffer", "buffer"), ("trainer", "trainer-0"),
-            ("rollout", "rollout-0"), ("rollout", "rollout-1"),
-        ]  # fmt: skip
-        assert len({s.role.incarnation for s in specs}) == 5
-        assert len({s.key for s in specs}) == 1
-        assert len(specs[0].key) == 64
-        assert str(specs[0].key) not in str(world.log.events)
-        world.newest("trainer-0").end(RoleOutcome("stopped"))
-        assert await world.outcome == RoleOutcome("stopped")
-        assert all(p.signals == ["term"] for p in world.started if p is not world.started[2])
-
-    scenario(tmp_path, monkeypatch, body)
-
-
-def test_a_dead_rollout_is_started_again_until_its_budget_is_spent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(world: World) -> None:
-        lives = set()
-        for _ in range(3):
-            process = world.newest("rollout-1")
-            lives.add(process.spec.role.incarnation)
-            process.end(code=-9)
-            await asyncio.sleep(1)
-        assert len(lives) == 3
-        outcome = await world.outcome
-        assert outcome.status == "failed"
-        assert "rollout-1 died 3 times within 60 s (runtime.max_restarts)" in outcome.detail
-        assert "rollout-1 died of signal 9; see" in outcome.detail
-        assert len(world.started) == 7
-
-    scenario(tmp_path, monkeypatch, body, max_restarts=2)
-
-
-def test_deaths_far_apart_never_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(world: World) -> None:
-        for _ in range(6):
-            await asyncio.sleep(61)
-            world.newest("rollout-0").end(RoleOutcome("failed", "x"), code=1)
-            await world.settle()
-        assert not world.outcome.done()
-        world.newest("trainer-0").end(RoleOutcome("stopped"))
-        assert (await world.outcome).status == "stopped"
-
-    scenario(tmp_path, monkeypatch, body, max_restarts=1)
-
-
-@pytest.mark.parametrize("name", ["registry", "buffer", "trainer-0"])
-def test_the_death_of_any_other_role_is_the_cause_of_the_runs_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    async def body(world: World) -> None:
-        world.newest(name).end(RoleOutcome("failed", "LedgerError: x"), code=1)
-        outcome = await world.outcome
-        assert outcome.status == "failed"
-        assert "LedgerError: x" in outcome.detail
-        assert len(world.started) == 5
-
-    scenario(tmp_path, monkeypatch, body)
-
-
-def test_what_the_user_must_mend_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(world: World) -> None:
-        refusal = RoleOutcome("user_error", "model.path = 'x' cannot be loaded")
-        world.newest("rollout-0").end(refusal, code=2)
-        assert await world.outcome == refusal
-        assert len(world.started) == 5
-
-    scenario(tmp_path, monkeypatch, body)
-
-
-def test_a_stop_is_told_to_the_trainer_alone_and_a_kill_ends_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(world: World) -> None:
+    def body(world: World) -> None:
+        for name in ROLES:
+            process = psutil.Process(world.pid(name))
+            assert os.getsid(process.pid) == process.pid
+            assert KEY.hex() not in " ".join([*process.cmdline(), *process.environ().values()])
         world.stop.set()
-        await world.settle()
-        assert [p.spec.role.name for p in world.started if b"stop\n" in p.stdin.lines] == [
-            "trainer-0"
-        ]
-        assert world.newest("trainer-0").stdin.lines[1:] == [b"stop\n"]  # once
-        assert not world.outcome.done()
-        world.kill.set()
-        assert await world.outcome == RoleOutcome("stopped", "interrupted")
 
-    scenario(tmp_path, monkeypatch, body)
+    outcome, world = scenario(tmp_path, monkeypatch, body)
+    assert outcome == RoleOutcome("finished", "stop")  # the trainer alone was told
+    assert [e["name"] for e in world.log.named("process_started")] == ROLES
+    specs = [spec for name in ROLES for spec in world.specs(name)]
+    assert [spec.role.name for spec in specs] == ROLES
+    assert len({spec.role.incarnation for spec in specs}) == 5
+    assert {spec.key for spec in specs} == {KEY.hex()}
+    assert KEY.hex() not in json.dumps(world.log.events, default=str)
+    assert set(map(tuple, world.commands.values())) == {
+        (sys.executable, "-m", "ratchet.runtime.role")
+    }
+    assert world.told == []
 
 
-def test_who_ignores_the_signal_is_killed_before_ten_seconds_are_over(
+def test_a_trainer_of_several_ranks_is_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = scenario(tmp_path, monkeypatch, lambda w: w.kill.set(), RankSpec(2))
+    modules = {name: command[-1] for name, command in world.commands.items()}
+    assert modules.pop("trainer-0") == "ratchet.runtime.ranks"
+    assert set(modules.values()) == {"ratchet.runtime.role"}
+    (spec,) = world.specs("trainer-0")
+    assert spec.ranks == RankSpec(2)
+
+
+def test_a_killed_worker_is_another_process_and_another_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(world: World) -> None:
-        world.newest("rollout-1").stubborn = True
-        started = asyncio.get_running_loop().time()
+        victim = world.pid("rollout-1")
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: world.pid("rollout-1") != victim)
+        await until(lambda: len(world.specs("rollout-1")) == 2)
         world.kill.set()
-        await world.outcome
-        assert asyncio.get_running_loop().time() - started == processes._TERM_S < 10
-        assert world.newest("rollout-1").signals == ["term", "kill"]
-        assert world.log.named("process_killed") == [{"name": "rollout-1"}]
 
-    scenario(tmp_path, monkeypatch, body)
+    outcome, world = scenario(tmp_path, monkeypatch, body)
+    assert outcome == RoleOutcome("stopped", "interrupted")
+    first, second = world.specs("rollout-1")
+    assert first.role.incarnation != second.role.incarnation
+    (ended,) = world.log.named("child_ended")
+    assert ended["reason"] == f"rollout-1 died of signal 9; see {tmp_path}/run/logs/rollout-1.err"
+
+
+def test_a_killed_buffer_is_the_cause_and_whoever_listens_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome, world = scenario(
+        tmp_path, monkeypatch, lambda w: os.kill(w.pid("buffer"), signal.SIGKILL)
+    )
+    assert outcome.status == "failed"
+    assert outcome.detail == f"buffer died of signal 9; see {tmp_path}/run/logs/buffer-0.err"
+    assert world.told == [outcome.detail]
+
+
+def test_a_launcher_that_was_stopped_counts_no_time_against_its_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it stands still two workers die: on waking it hears of both, and starts both again."""
+
+    async def body(world: World) -> None:
+        victims = {name: world.pid(name) for name in ("rollout-0", "rollout-1")}
+        until_all_are_dead(victims.values())
+        await until(lambda: all(world.pid(name) != pid for name, pid in victims.items()))
+        world.kill.set()
+
+    outcome, world = scenario(tmp_path, monkeypatch, body)
+    assert outcome == RoleOutcome("stopped", "interrupted")
+    assert len(world.log.named("process_started")) == 7
+    assert world.log.named("child_killed") == []

@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 from tests.helpers.config import small_config
 
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, UserError
 from ratchet.observability.rundir import RunDirectory
-from ratchet.runtime.rundir import create_run_directory
+from ratchet.runtime.placement import TlsFiles
+from ratchet.runtime.rundir import (
+    Links,
+    create_run_directory,
+    host_run_directory,
+    join_run_directory,
+    read_links,
+    recorded_run,
+    write_links,
+)
+from ratchet.storage.versions import VersionStore
 
 
 def test_the_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
@@ -22,7 +32,7 @@ def test_every_file_has_a_name_of_its_own(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     names = [name for name, value in vars(RunDirectory).items() if isinstance(value, property)]
     paths = {getattr(run, name) for name in names}
-    assert len(paths) == len(names) == 8
+    assert len(paths) == len(names) == 9
     assert {path.parent for path in paths} == {tmp_path}
 
 
@@ -45,3 +55,89 @@ def test_a_place_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot make .*Not a directory; give another --dir"):
         create_run_directory(tmp_path / "file" / "run", small_config())
+
+
+# --- the note that says how to reach a run
+
+LINKS = Links("tcp:127.0.0.1:7000", "run-1", "/secret/token")
+
+
+def test_links_are_read_back_and_never_half_written(tmp_path: Path) -> None:
+    run = create_run_directory(tmp_path / "run", small_config())
+    assert read_links(run) is None
+    for links in (LINKS, Links("unix:/x", "run-2", tls=TlsFiles("ca", "cert", "key"))):
+        write_links(run, links)
+        assert read_links(run) == links
+    assert sorted(path.name for path in run.root.iterdir()) == ["config.toml", "links.json", "logs"]
+    run.links.write_text("{")
+    with pytest.raises(UserError, match=r"links.json cannot be read.*remove it"):
+        read_links(run)
+
+
+# --- the directory of a node
+
+
+def test_a_node_makes_its_directory_or_goes_on_in_one_of_the_same_run(tmp_path: Path) -> None:
+    run, config = RunDirectory(tmp_path / "a" / "node"), small_config()
+    join_run_directory(run, config, LINKS, kind="rollout")
+    assert run.logs.is_dir()
+    assert read_links(run) == LINKS
+    elsewhere = Links("tcp:registry:7000", "run-1")  # it is called otherwise from here
+    join_run_directory(run, small_config(runtime={"threads": 2}), elsewhere, kind="trainer")
+    assert read_links(run) == LINKS
+    assert run.load_config() == config
+    assert [path.name for path in run.root.parent.iterdir()] == ["node"]
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    run, config = RunDirectory(tmp_path / "node"), small_config()
+    join_run_directory(run, config, LINKS, kind="rollout")
+    other = Links(LINKS.registry, "run-2")
+    with pytest.raises(ConfigError, match=r"belongs to run run-1.* has run run-2; give another"):
+        join_run_directory(run, config, other, kind="rollout")
+    with pytest.raises(ConfigError, match=r"buffer.batch_groups is 3 here and 4 there"):
+        join_run_directory(run, small_config(buffer={"batch_groups": 3}), LINKS, kind="rollout")
+    # one that `ratchet run` has left: its links are gone, its versions are not
+    left = create_run_directory(tmp_path / "left", config)
+    VersionStore.open(left.versions, run="run-0").close()
+    with pytest.raises(ConfigError, match="belongs to run run-0"):
+        join_run_directory(left, config, LINKS, kind="rollout")
+
+
+@pytest.mark.parametrize(("kind", "file"), [("buffer", "ledger"), ("trainer", "metrics")])
+def test_what_an_earlier_life_has_left_is_not_gone_on_from(
+    tmp_path: Path, kind: str, file: str
+) -> None:
+    run, config = RunDirectory(tmp_path / "node"), small_config()
+    join_run_directory(run, config, LINKS, kind="rollout")
+    getattr(run, file).write_text("")
+    join_run_directory(run, config, LINKS, kind="rollout")  # it has no such file
+    with pytest.raises(ConfigError, match=f"an earlier {kind} of this run.*another --dir"):
+        join_run_directory(run, config, LINKS, kind=kind)  # type: ignore[arg-type]
+
+
+def test_what_is_no_run_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    run = RunDirectory(tmp_path / "mine")
+    for act in (
+        lambda: join_run_directory(run, small_config(), LINKS, kind="rollout"),
+        lambda: host_run_directory(run, small_config()),
+    ):
+        with pytest.raises(ConfigError, match="exists already and is no run directory"):
+            act()
+    assert [path.name for path in run.root.iterdir()] == ["thesis.tex"]
+
+
+def test_a_registry_finds_the_run_that_its_directory_holds(tmp_path: Path) -> None:
+    run, config = RunDirectory(tmp_path / "registry"), small_config()
+    assert host_run_directory(run, config) is None
+    assert host_run_directory(run, config) is None  # it has never listened
+    write_links(run, LINKS)
+    assert host_run_directory(run, config) == "run-1"
+    assert read_links(run) is None  # until it listens again
+    VersionStore.open(run.versions, run="run-1").close()
+    assert recorded_run(run) == "run-1"
+    assert host_run_directory(run, config) == "run-1"
+    with pytest.raises(ConfigError, match=r"trainer\.num_steps is 7 here and 3 there"):
+        host_run_directory(run, small_config(trainer={"num_steps": 7}))

@@ -7,30 +7,40 @@ so that they neither wait behind collectives of the model nor come between them.
 Waits: a follower for the next announcement, and whoever has done its part of a call for the others,
 for as long as they live, because rank 0 may wait long for a batch or write a large model; the death
 of a peer closes its connections and ends both. Rank 0 waits no longer than `ANNOUNCE_S` for the
-others to take an announcement and `AGREE_S` to have done as it did; a rank whose call failed waits
-`FAILED_S` for the others to fail too.
+others to take an announcement and `COLLECTIVE_S` for them to have done their part; a rank whose
+call failed waits `FAILED_S` for the others to fail too.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from ratchet.backends.training.commands import Command, decode, encode
 from ratchet.errors import RunFailed
 
+T = TypeVar("T")
+
+COLLECTIVE_S: Final = 600.0
+"""What one rank may take longer than another for its part of a call; also the time limit that the
+default process group is to have.
+"""
 ANNOUNCE_S: Final = 60.0
 """The others are idle when rank 0 announces: one that does not listen is stopped or cut off."""
-AGREE_S: Final = 600.0
-"""As long as one collective of the model may take (`runtime.rank`)."""
 FAILED_S: Final = 5.0
 """What fails on one rank alone leaves the others in a collective, which ends when it exits."""
 VERDICT_BYTES: Final = 512
 
-_FOREVER: Final = timedelta(days=365)
+_FOREVER_S: Final = 30 * 86400.0
+_c10d: Final[Any] = _distributed_c10d
+"""torch's stubs know neither the options nor their fields."""
+_SOURCE: Final = re.compile(r"^\[[^]]*\]\s*")
 
 
 class Verdict(NamedTuple):
@@ -78,28 +88,29 @@ class Channel(Protocol):
 
 
 class GlooChannel:
-    """A `Channel` over torch.distributed. Every rank makes it at the same point."""
+    """A `Channel` over torch.distributed. It opens with its first use, which waits for all ranks;
+    until then nothing blocks, so that an event loop may make it.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self._size = dist.get_world_size()
-        self._group: Any = dist.new_group(backend="gloo", timeout=_FOREVER)
+        self._group: Any = None
 
     def announce(self, command: Command) -> None:
         """Broadcast the length, then the bytes."""
         data = bytearray(encode(command))
-        within = timedelta(seconds=ANNOUNCE_S)
-        what = f"announcing {type(command).__name__} to the other ranks"
-        self._broadcast(torch.tensor([len(data)]), within, what)
-        self._broadcast(torch.frombuffer(data, dtype=torch.uint8), within, what)
+        what = f"it was told of {type(command).__name__}"
+        self._broadcast(torch.tensor([len(data)]), ANNOUNCE_S, what)
+        self._broadcast(torch.frombuffer(data, dtype=torch.uint8), ANNOUNCE_S, what)
 
     def receive(self) -> Command:
         """Take the length, then the bytes."""
-        what = "waiting for rank 0"
+        what = "this one waited for a call"
         length = torch.zeros(1, dtype=torch.int64)
-        self._broadcast(length, _FOREVER, what)
+        self._broadcast(length, _FOREVER_S, what)
         data = torch.empty(int(length), dtype=torch.uint8)
-        self._broadcast(data, timedelta(seconds=ANNOUNCE_S), what)
+        self._broadcast(data, ANNOUNCE_S, what)
         return decode(data.numpy().data)
 
     def agree(self, mine: Verdict) -> list[Verdict]:
@@ -107,24 +118,40 @@ class GlooChannel:
         text = mine.text.encode().ljust(VERDICT_BYTES, b"\0")
         own = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self._size)]
-        work = dist.all_gather(every, own, group=self._group, async_op=True)
-        _wait(work, self._patience(mine), "hearing how the call went on the other ranks")
+        options = _c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=self._patience_s(mine))
+        group = self._opened()
+        _called(
+            lambda: group.allgather([every], [own], options).wait(),
+            "the ranks told each other how a call went",
+        )
         return [Verdict(bytes(each.numpy()).rstrip(b"\0").decode()) for each in every]
 
-    def _patience(self, mine: Verdict) -> timedelta:
+    def _patience_s(self, mine: Verdict) -> float:
         if mine.text:
-            return timedelta(seconds=FAILED_S)
-        return _FOREVER if self.rank else timedelta(seconds=AGREE_S)
+            return FAILED_S
+        return _FOREVER_S if self.rank else COLLECTIVE_S
 
-    def _broadcast(self, data: torch.Tensor, within: timedelta, what: str) -> None:
-        work = dist.broadcast(data, src=0, group=self._group, async_op=True)
-        _wait(work, within, what)
+    def _broadcast(self, data: torch.Tensor, within_s: float, what: str) -> None:
+        options = _c10d.BroadcastOptions()
+        options.rootRank = 0
+        options.timeout = timedelta(seconds=within_s)
+        group = self._opened()
+        _called(lambda: group.broadcast([data], options).wait(), what)
+
+    def _opened(self) -> Any:
+        if self._group is None:
+            within = timedelta(seconds=COLLECTIVE_S)
+            self._group = _called(
+                lambda: dist.new_group(backend="gloo", timeout=within), "the ranks met"
+            )
+        return self._group
 
 
-def _wait(work: Any, within: timedelta, what: str) -> None:
+def _called(call: Callable[[], T], what: str) -> T:
     try:
-        work.wait(within)
+        return call()
     except RuntimeError as error:
-        text = str(error).partition("] ")[2] or str(error)
-        msg = f"a rank of the trainer was lost while {what}: {text.partition('. This')[0]}"
+        text = _SOURCE.sub("", str(error)).partition(". This")[0]
+        msg = f"a rank of the trainer was lost while {what}: {text}"
         raise RunFailed(msg) from None

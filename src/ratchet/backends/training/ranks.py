@@ -16,7 +16,7 @@ When a call fails:
   connections close, and that ends each gloo collective in which another rank waits for it; the
   elastic agent sees the exit within its poll and ends the gang of its node, which is what ends a
   rank that is stuck in NCCL. On other nodes the time limit of the default process group is the last
-  word (`runtime.rank.COLLECTIVE_S`).
+  word (`channel.COLLECTIVE_S`).
 * If rank 0 fails alone, it raises, and its process ends; or it dies: either closes its connections,
   at which every follower raises.
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 def lead(backend: TrainingBackend) -> TrainingBackend:
     """Return a backend whose calls reach every rank, if this process is rank 0 of several; else
-    the backend itself. Waits for the other ranks to call `follow`.
+    the backend itself. Its first call waits for the other ranks to call `follow`.
     """
     ranks = current_ranks()
     if ranks.size == 1 or ranks.rank:
@@ -73,7 +73,7 @@ def follow(backend: TrainingBackend, channel: Channel | None = None) -> None:
 
     Args:
         backend: of this rank.
-        channel: to rank 0; by default a new one, for which this waits for `lead`.
+        channel: to rank 0; by default a new one.
 
     Raises:
         RunFailed: if a call failed on some ranks only, or rank 0 is lost.

@@ -22,6 +22,7 @@ ARRAY_BYTES: Final = 32 << 10
 
 _NAMES: Final = tuple(field.name for field in fields(Rollout) if field.type is Packed)
 _of_rollout: Final = attrgetter(*_NAMES)
+_data_of_rollout: Final = attrgetter(*[f"{name}.data" for name in _NAMES])
 
 
 def _groups(message: Message) -> tuple[RolloutGroup, ...]:
@@ -40,6 +41,14 @@ def _arrays(message: Message) -> list[Packed]:
     ]
 
 
+def _has_large(message: Message) -> bool:
+    return any(
+        max(map(len, _data_of_rollout(rollout))) >= ARRAY_BYTES
+        for group in _groups(message)
+        for rollout in group.rollouts
+    )
+
+
 def _is_large(array: Packed) -> bool:
     # bytes cannot change while they wait; anything else is copied at once
     return len(array.data) >= ARRAY_BYTES and type(array.data) is bytes
@@ -47,10 +56,10 @@ def _is_large(array: Packed) -> bool:
 
 def take_out(message: Message) -> tuple[Message, tuple[int, ...], tuple[bytes, ...]]:
     """Return the message without its large arrays, their places among all its arrays, and them."""
-    arrays = _arrays(message)
-    slots = tuple([slot for slot, array in enumerate(arrays) if _is_large(array)])
-    if not slots:
+    if not _has_large(message):
         return message, (), ()
+    arrays = _arrays(message)
+    slots = tuple(slot for slot, array in enumerate(arrays) if _is_large(array))
     return _lighten(message), slots, tuple(arrays[slot].data for slot in slots)
 
 

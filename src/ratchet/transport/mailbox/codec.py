@@ -113,7 +113,7 @@ class Laden(msgspec.Struct, Generic[B], frozen=True, array_like=True, tag="l"):
     """
 
     slots: tuple[int, ...]
-    envelope: Tell[B] | Request[B]
+    envelope: B
 
 
 # --- frames before the link is authenticated
@@ -202,22 +202,28 @@ _WIRE_TYPES: Final = frozenset(get_args(WireMessage))
 _BOUNDED: Any = Union[  # noqa: UP007 - of a computed tuple
     tuple(kind for kind in _WIRE_TYPES if not is_free_form(msgspec.inspect.type_info(kind)))
 ]
-_RAW: Final = msgspec.Raw
+_RawEnvelope: TypeAlias = (
+    Tell[msgspec.Raw] | Request[msgspec.Raw] | Answer[msgspec.Raw] | Failure | Watch | Ended
+)
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(HelloFrame)
-_link_decoders: Final = tuple(
-    msgspec.msgpack.Decoder(Data[body] | Part | Ack | Bye)  # type: ignore[valid-type]
-    for body in (_BOUNDED, _RAW)
+_link_decoder: msgspec.msgpack.Decoder[LinkFrame] = msgspec.msgpack.Decoder(
+    Data[_BOUNDED] | Part | Ack | Bye
 )
-_envelope_decoders: Final = tuple(
-    msgspec.msgpack.Decoder(Tell[body] | Request[body] | Answer[body] | Failure | Watch | Ended)  # type: ignore[valid-type]
-    for body in (_BOUNDED, _RAW)
+_raw_link_decoder: msgspec.msgpack.Decoder[LinkFrame] = msgspec.msgpack.Decoder(
+    cast("Any", Data[msgspec.Raw] | Part | Ack | Bye)
 )
-_laden_decoder = msgspec.msgpack.Decoder(Laden[_BOUNDED])
+_raw_envelope_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(
+    cast("Any", _RawEnvelope)
+)
+_laden_decoder: msgspec.msgpack.Decoder[Laden[Tell[Message] | Request[Message]]] = (
+    msgspec.msgpack.Decoder(Laden[Tell[_BOUNDED] | Request[_BOUNDED]])
+)
 _bounded_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_BOUNDED)
 _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(WireMessage)
 
 HEADER_BYTES: Final = 4
+_SHORT_LISTS: Final = tuple(bytes((0x90 | count,)) for count in range(16))
 _REFUSED = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
 
@@ -239,28 +245,23 @@ def unpack_hello(data: bytes | memoryview) -> HelloFrame:
 
 def pack_data(acks: tuple[int, int], lane: int, seq: int, envelopes: Sequence[bytes]) -> bytes:
     """Return a `Data` of envelopes that are encoded already, with its length in front."""
-    empty = _encoder.encode(Data[Message](acks, lane, seq, []))
-    size = len(envelopes)
-    items = bytes((0x90 | size,)) if size < 16 else b"\xdd" + size.to_bytes(4, "big")
-    body = b"".join((empty[:-1], items, *envelopes))
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
+    count = len(envelopes)
+    head = _encoder.encode(Data(acks, lane, seq, []))[:-1]  # less its empty list
+    head += _SHORT_LISTS[count] if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+    size = len(head) + sum(map(len, envelopes))
+    return b"".join((size.to_bytes(HEADER_BYTES, "big"), head, *envelopes))
 
 
 def unpack_link(data: bytes | memoryview) -> LinkFrame:
     """Decode a frame of an open link; `ProtocolError` if it is none."""
     try:
-        return cast("LinkFrame", _decode(_link_decoders, data))
+        return _link_decoder.decode(data)
+    except _REFUSED:
+        pass
+    try:
+        return _raw_link_decoder.decode(data)
     except _REFUSED as error:
         raise ProtocolError(f"not a frame of a link: {error}") from None
-
-
-def _decode(decoders: Sequence[msgspec.msgpack.Decoder[Any]], data: bytes | memoryview) -> Any:
-    """Decode with messages of a bounded form, or with raw ones if there is anything else."""
-    fast, raw = decoders
-    try:
-        return fast.decode(data)
-    except _REFUSED:
-        return raw.decode(data)
 
 
 def lane_of(message: Message) -> int:
@@ -274,7 +275,13 @@ def encode_envelope(envelope: Tell[Any] | Request[Any] | Answer[Any]) -> bytes:
     Raises:
         ProtocolError: the message is not one of the contract, or cannot be encoded.
     """
-    return _encode(envelope, envelope.body)
+    kind = type(envelope.body)
+    if kind not in _WIRE_TYPES:
+        raise ProtocolError(f"{kind.__name__} is not a message that may cross a link")
+    try:
+        return _encoder.encode(envelope)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"{kind.__name__} cannot be encoded: {error}") from None
 
 
 def encode_parcel(envelope: Tell[Any] | Request[Any]) -> tuple[bytes, tuple[bytes, ...]]:
@@ -283,25 +290,14 @@ def encode_parcel(envelope: Tell[Any] | Request[Any]) -> tuple[bytes, tuple[byte
     Raises:
         ProtocolError: the message is not one of the contract, or cannot be encoded.
     """
-    message = envelope.body
     try:
-        light, slots, arrays = take_out(message)
-    except (TypeError, AttributeError) as error:
-        raise ProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from None
-    if not slots:
-        return _encode(envelope, message), ()
-    envelope = msgspec.structs.replace(envelope, body=light)
-    return _encode(Laden(slots, envelope), message), arrays
-
-
-def _encode(envelope: Tell[Any] | Request[Any] | Answer[Any] | Laden[Any], message: Any) -> bytes:
-    kind = type(message)
-    if kind not in _WIRE_TYPES:
-        raise ProtocolError(f"{kind.__name__} is not a message that may cross a link")
-    try:
-        return _encoder.encode(envelope)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"{kind.__name__} cannot be encoded: {error}") from None
+        light, slots, arrays = take_out(envelope.body)
+    except (TypeError, AttributeError):
+        arrays = ()  # what is wrong with the message is for the encoder to say
+    if not arrays:
+        return encode_envelope(envelope), ()
+    encoded = encode_envelope(msgspec.structs.replace(envelope, body=light))
+    return _encoder.encode(Laden(slots, msgspec.Raw(encoded))), arrays
 
 
 def encode_note(envelope: Failure | Watch | Ended) -> bytes:
@@ -316,12 +312,16 @@ def decode_envelope(data: bytes, arrays: Sequence[bytes] = ()) -> Envelope:
         ProtocolError: it is none, or the arrays are not those of the message.
     """
     try:
-        if not arrays:
-            return cast("Envelope", _decode(_envelope_decoders, data))
-        laden = _laden_decoder.decode(data)
-        put_in(laden.envelope.body, laden.slots, arrays)
+        if arrays:
+            return _decode_laden(data, arrays)
+        return _raw_envelope_decoder.decode(data)
     except (*_REFUSED, ValueError) as error:
         raise ProtocolError(f"not an envelope: {error}") from None
+
+
+def _decode_laden(data: bytes, arrays: Sequence[bytes]) -> Envelope:
+    laden = _laden_decoder.decode(data)
+    put_in(laden.envelope.body, laden.slots, arrays)
     return cast("Envelope", laden.envelope)
 
 

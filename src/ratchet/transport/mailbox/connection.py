@@ -7,7 +7,9 @@ most `hello_s`; a full socket pauses writing and the transport unblocks it.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import ipaddress
+import socket
+from typing import Final, Protocol
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import (
@@ -22,9 +24,11 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.transport.mailbox.tls import Guest, begins_like_tls, not_both_tls
 
-_READ_BYTES = 256 << 10
+_READ_BYTES = 512 << 10
 _REASON_CHARACTERS = 1000  # a reason fits into a frame of a hello
 _WRITE_BYTES = 256 << 10  # what may wait in this process in front of a control message
+_SOCKET_BYTES: Final = 128 << 10
+"""What may wait in the kernel in front of it, where the kernel can be told."""
 
 
 class Link(Protocol):
@@ -95,6 +99,7 @@ class Connection(Guest):
         self._transport = transport
         self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        _bound_buffers(transport)
         self._timer = self._loop.call_later(self._limits.hello_s, self._on_late)
         self._host.on_made(self)
         first = self.handshake.first()
@@ -189,7 +194,7 @@ class Connection(Guest):
             self.opened.set_result(None)
 
     def _on_late(self) -> None:
-        self._give_up(ProtocolError(f"the hello took longer than {self._limits.hello_s:g} s"))
+        self._give_up(TimeoutError(f"the hello took longer than {self._limits.hello_s:g} s"))
 
     def _give_up(self, error: Exception) -> None:
         self._host.on_hello_failed(self, error)
@@ -213,3 +218,16 @@ def _retrieve(future: asyncio.Future[None]) -> None:
 def _readable(peername: object) -> str:
     """Return "HOST:PORT"; the ends of a Unix socket have no name."""
     return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else "a Unix socket"
+
+
+def _bound_buffers(transport: asyncio.Transport) -> None:
+    """Keep the kernel from holding megabytes of bulk in front of a control message: of what TCP has
+    not sent yet, and, on the loopback interface, where it gains nothing, of anything.
+    """
+    found = transport.get_extra_info("socket")
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _SOCKET_BYTES)
+    if ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)

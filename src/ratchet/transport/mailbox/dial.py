@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from ratchet.errors import ProtocolError, RatchetError
+from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.hello import Refused
 from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
@@ -46,6 +47,8 @@ class Dialler:
         self._stopped = False
         self.last_error = "it was never reached"
         """for people to read"""
+        self.at: Address | None = None
+        """where it was dialled last; None if nobody knew"""
 
     def start(self, *, yielding: bool = False) -> None:
         """Dial until there is a connection; `yielding` lets the other end go first."""
@@ -74,6 +77,7 @@ class Dialler:
             self._task = None
 
     async def _dial_once(self) -> bool:
+        self.at = self._hub.where(self._target.name)
         try:
             async with asyncio.timeout(self._limits.hello_s):
                 await self._hub.dial(self._target.name)
@@ -86,7 +90,10 @@ class Dialler:
                 self._target.on_refused(refusal.as_error())
             elif refusal.kind == "name":
                 self._target.on_absent()
-        except (OSError, TimeoutError, LookupError, ProtocolError) as error:
+        except ProtocolError as error:  # whoever answers there, it is no node
+            self.last_error = f"{type(error).__name__}: {error}"
+            self._target.on_absent()
+        except (OSError, TimeoutError, LookupError) as error:
             self.last_error = f"{type(error).__name__}: {error}"
         except RatchetError as error:  # there is no way to where it listens
             self._target.on_refused(error)

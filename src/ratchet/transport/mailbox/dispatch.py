@@ -7,9 +7,10 @@ nothing: an answer is sent when the actor's future is done, and the actor's own 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Raw
 
@@ -38,9 +39,6 @@ from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
 
-M = TypeVar("M")
-R = TypeVar("R")
-
 
 class Dispatcher:
     """The receiving half of a node."""
@@ -62,22 +60,21 @@ class Dispatcher:
         self._answering: set[asyncio.Future[Any]] = set()
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
-        """Handle envelopes in order."""
-        for envelope in envelopes:
-            match envelope:
-                case Tell():
-                    self._on_tell(envelope)
-                case Request():
-                    self._on_request(peer, envelope)
-                case Answer():
-                    self._on_answer(envelope)
-                case Failure():
-                    error = errors.from_wire(envelope.kind, envelope.text)
-                    self._calls.fail(envelope.ask_id, error)
-                case Watch():
-                    self._on_watch(peer, envelope)
-                case Ended():
-                    self._calls.end_watch(envelope.watch_id, envelope.reason)
+        """Handle envelopes in order, each under its own trace."""
+        before = current_trace.set(None)
+        try:
+            for envelope in envelopes:
+                match envelope:
+                    case Tell():
+                        self._on_tell(envelope)
+                    case Request():
+                        self._on_request(peer, envelope)
+                    case Answer():
+                        self._on_answer(peer, envelope)
+                    case _:
+                        self._on_note(peer, envelope)
+        finally:
+            current_trace.reset(before)
 
     def lost(self, peer: Peer, items: list[Item], error: RatchetError) -> None:
         """Account for envelopes that did not reach `peer`."""
@@ -127,31 +124,40 @@ class Dispatcher:
             raise ActorDead(f"there is no actor {receiver} in the process of {self._name}")
         return actor
 
+    def _enter(self, envelope: Tell[Body] | Request[Body]) -> Message:
+        """Take over the trace of an envelope, and return its message."""
+        trace_id, body = envelope.trace_id, envelope.body
+        current_trace.set(None if trace_id is None else Trace(trace_id, envelope.version))
+        return decode_body(body, self._limits.depth) if isinstance(body, Raw) else body
+
     def _on_tell(self, envelope: Tell[Body]) -> None:
         try:
-            message = decode_body(envelope.body, self._limits.depth)
-            _hand(envelope, self._find(envelope.receiver).tell, message)
-        except RatchetError as error:
-            self._bury(envelope, str(error))
+            message = self._enter(envelope)
+            self._find(envelope.receiver).tell(message)
+        except Exception as error:  # noqa: BLE001 - it stays with this message, see `_as_ratchet`
+            self._bury(envelope, str(_as_ratchet(error)))
 
     def _on_request(self, peer: Peer, envelope: Request[Body]) -> None:
         try:
-            message = decode_body(envelope.body, self._limits.depth)
+            message = self._enter(envelope)
             if not isinstance(message, Ask):
                 raise HandlerFailed(f"{type(message).__name__} is told, it has no reply")
-            ask = partial(
-                self._find(envelope.receiver).ask, block=False, timeout=envelope.timeout_s
+            if not math.isfinite(envelope.timeout_s):  # a timer at NaN keeps all others waiting
+                raise HandlerFailed(f"an ask has a deadline, and not {envelope.timeout_s} s")
+            actor = self._find(envelope.receiver)
+            reply = asyncio.ensure_future(
+                actor.ask(message, block=False, timeout=envelope.timeout_s)
             )
-            reply = asyncio.ensure_future(_hand(envelope, ask, message))
-        except RatchetError as error:
-            peer.send(CONTROL, encode_note(Failure(envelope.ask_id, *errors.to_wire(error))))
+        except Exception as error:  # noqa: BLE001 - it stays with this message, see `_as_ratchet`
+            failure = Failure(envelope.ask_id, *errors.to_wire(_as_ratchet(error)))
+            peer.send(CONTROL, encode_note(failure))
             return
-        answer = partial(self._answer, peer, peer.session_key, envelope.ask_id)
+        asked_in = peer.session_key
         if reply.done():
-            answer(reply)
+            self._answer(peer, asked_in, envelope.ask_id, reply)
         else:
             self._answering.add(reply)
-            reply.add_done_callback(answer)
+            reply.add_done_callback(partial(self._answer, peer, asked_in, envelope.ask_id))
 
     def _answer(
         self, peer: Peer, asked_in: SessionKey, ask_id: int, reply: asyncio.Future[Message]
@@ -165,11 +171,25 @@ class Dispatcher:
         elif not reply.cancelled() and reply.exception() is None:
             self.bury(peer.name, reply.result(), f"the life of {peer.name} that asked is over")
 
-    def _on_answer(self, envelope: Answer[Body]) -> None:
+    def _on_answer(self, peer: Peer, envelope: Answer[Body]) -> None:
         try:
-            self._calls.reply(envelope.ask_id, decode_body(envelope.body, self._limits.depth))
+            message = decode_body(envelope.body, self._limits.depth)
         except ProtocolError as error:
-            self._calls.fail(envelope.ask_id, error)
+            self._calls.fail(envelope.ask_id, error, by=peer.name)
+        else:
+            self._calls.reply(envelope.ask_id, message, by=peer.name)
+
+    def _on_note(self, peer: Peer, envelope: Failure | Watch | Ended) -> None:
+        """Handle what belongs to no trace."""
+        current_trace.set(None)
+        match envelope:
+            case Failure():
+                error = errors.from_wire(envelope.kind, envelope.text)
+                self._calls.fail(envelope.ask_id, error, by=peer.name)
+            case Watch():
+                self._on_watch(peer, envelope)
+            case Ended():
+                self._calls.end_watch(envelope.watch_id, envelope.reason, by=peer.name)
 
     def _on_watch(self, peer: Peer, envelope: Watch) -> None:
         actor = self._local(envelope.receiver)
@@ -202,22 +222,13 @@ class _RemoteWatcher:
             self._peer.send(CONTROL, encode_note(Ended(self._watch_id, message.reason)))
 
 
-def _hand(envelope: Tell[Body] | Request[Body], act: Callable[[M], R], message: M) -> R:
-    """Act under the trace of the envelope. An actor's inbox should not raise; if it does, the
-    error stays with this message and does not take down the link.
+def _as_ratchet(error: Exception) -> RatchetError:
+    """Return what is told of an error. An actor's inbox should not raise; if it does, the error
+    stays with this message and does not take down the link.
     """
-    trace = None
-    if envelope.trace_id is not None:
-        trace = Trace(envelope.trace_id, envelope.version)
-    token = current_trace.set(trace)
-    try:
-        return act(message)
-    except RatchetError:
-        raise
-    except Exception as error:
-        raise HandlerFailed(f"{type(error).__name__}: {error}") from error
-    finally:
-        current_trace.reset(token)
+    if isinstance(error, RatchetError):
+        return error
+    return HandlerFailed(f"{type(error).__name__}: {error}")
 
 
 def _to_answer(ask_id: int, reply: asyncio.Future[Message]) -> bytes:

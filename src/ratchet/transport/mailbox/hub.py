@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ratchet.errors import RatchetError
+from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.codec import Envelope
 from ratchet.transport.mailbox.lane import Item
 
@@ -43,6 +44,10 @@ class Hub(Protocol):
     @property
     def log(self) -> Log:
         """Where events go."""
+        ...
+
+    def where(self, name: str) -> Address | None:
+        """Return the address to dial, or None if nobody knows it."""
         ...
 
     async def dial(self, name: str) -> None:

@@ -35,7 +35,8 @@ class Item(msgspec.Struct, eq=False):
     @property
     def num_bytes(self) -> int:
         """Size of all that travels."""
-        return len(self.body) + sum(map(len, self.arrays))
+        size = len(self.body)
+        return size + sum(map(len, self.arrays)) if self.arrays else size
 
     @property
     def begun(self) -> bool:
@@ -53,6 +54,9 @@ class _Batch(msgspec.Struct, eq=False):
     @property
     def last(self) -> int:
         return self.first + len(self.items) - 1
+
+    def frame(self, acks: tuple[int, int], lane: int) -> bytes:
+        return pack_data(acks, lane, self.first, [item.body for item in self.items])
 
     def drop(self, count: int) -> int:
         """Forget what is acknowledged; return its size."""
@@ -84,6 +88,9 @@ class _Fragment(msgspec.Struct, eq=False):
     def items(self) -> list[Item]:
         return [self.item]
 
+    def frame(self, acks: tuple[int, int], lane: int) -> bytearray:
+        return pack(Part(acks, lane, self.first, self.more, self.data, self.cut))
+
 
 _Sent: TypeAlias = _Batch | _Fragment
 
@@ -98,9 +105,9 @@ class Lane:
         self.queue_bytes = 0
         self.flight: deque[_Sent] = deque()
         self.flight_bytes = 0
-        self._resend: deque[_Sent] = deque()
+        self.resend: deque[_Sent] = deque()
         self._last_seq = 0
-        self._acked = 0
+        self.acked = 0
         self.delivered = 0
         self._assembly: Assembly | None = None
 
@@ -108,7 +115,7 @@ class Lane:
 
     def push(self, item: Item) -> bool:
         """Queue an envelope; False if the queue is full."""
-        size = item.num_bytes if item.arrays else len(item.body)
+        size = item.num_bytes
         limits = self._limits
         if len(self.queue) >= limits.queue_messages or self.queue_bytes + size > limits.queue_bytes:
             return False
@@ -117,33 +124,40 @@ class Lane:
         return True
 
     @property
-    def has_more(self) -> bool:
-        """Something waits to be written."""
-        return bool(self.queue or self._resend)
-
-    @property
     def num_in_flight(self) -> int:
         """Pieces that are not acknowledged."""
-        return self._last_seq - self._acked
+        return self._last_seq - self.acked
+
+    def pass_through(self, item: Item, acks: tuple[int, int]) -> bytes | None:
+        """Number an envelope that nothing stands before and return its frame; None if it is long,
+        or the window full: such a one must be queued.
+        """
+        size = len(item.body)
+        if item.arrays or size > self._limits.fragment_bytes:
+            return None
+        if self.flight and self._is_full(size):
+            return None
+        seq = self._last_seq = self._last_seq + 1
+        self.flight.append(_Batch(seq, [item], size))
+        self.flight_bytes += size
+        return pack_data(acks, self.index, seq, (item.body,))
 
     def pull(self, acks: tuple[int, int]) -> bytes | bytearray | None:
         """Return the next frame, or None if there is nothing to send or no room in the window."""
-        if self._resend:
-            return self._as_frame(acks, self._resend.popleft())
+        if self.resend:
+            return self.resend.popleft().frame(acks, self.index)
         if not self.queue:
             return None
-        sent = self._next_fragment() if self._is_long(self.queue[0]) else self._next_batch()
-        if sent is None:
-            return None
-        self._last_seq = sent.last
-        self.flight.append(sent)
-        self.flight_bytes += sent.num_bytes
-        self.queue_bytes -= sent.num_bytes
-        return self._as_frame(acks, sent)
+        first = self.queue[0]
+        if first.arrays or len(first.body) > self._limits.fragment_bytes:
+            return self._pull_fragment(acks)
+        return self._pull_batch(acks)
 
-    def _is_long(self, item: Item) -> bool:
-        """Tell whether an envelope does not travel whole."""
-        return bool(item.arrays) or len(item.body) > self._limits.fragment_bytes
+    def _number(self, sent: _Sent, count: int, num_bytes: int) -> None:
+        self._last_seq += count
+        self.flight.append(sent)
+        self.flight_bytes += num_bytes
+        self.queue_bytes -= num_bytes
 
     def _is_full(self, size: int) -> bool:
         """Tell whether the window has no room; an empty one takes anything."""
@@ -152,25 +166,36 @@ class Lane:
             or self.flight_bytes + size > self._limits.window_bytes
         )
 
-    def _next_batch(self) -> _Batch | None:
+    def _pull_batch(self, acks: tuple[int, int]) -> bytes | None:
         """Number envelopes that fit into one frame together, or one that fills it."""
-        queue, limits = self.queue, self._limits
-        if self._is_full(len(queue[0].body)):
+        queue = self.queue
+        size = len(queue[0].body)
+        if self.flight and self._is_full(size):
             return None
         items = [queue.popleft()]
-        size = len(items[0].body)
+        bodies = [items[0].body]
+        if queue:
+            size = self._fill(items, bodies, size)
+        batch = _Batch(self._last_seq + 1, items, size)
+        self._number(batch, len(items), size)
+        return pack_data(acks, self.index, batch.first, bodies)
+
+    def _fill(self, items: list[Item], bodies: list[bytes], size: int) -> int:
+        """Add what fits into the frame, and into the window; return the size of all."""
+        queue, limits = self.queue, self._limits
         most = min(_BATCH_BYTES, limits.window_bytes - self.flight_bytes)
         count = limits.window_messages - self.num_in_flight
         while queue and len(items) < count:
             item = queue[0]
-            taken = len(item.body)
-            if size + taken > most or item.arrays or taken > limits.fragment_bytes:
-                break
+            body = item.body
+            size += len(body)
+            if size > most or item.arrays or len(body) > limits.fragment_bytes:
+                return size - len(body)
             items.append(queue.popleft())
-            size += taken
-        return _Batch(self._last_seq + 1, items, size)
+            bodies.append(body)
+        return size
 
-    def _next_fragment(self) -> _Fragment | None:
+    def _pull_fragment(self, acks: tuple[int, int]) -> bytearray | None:
         """Number the next piece of a long envelope."""
         item = self.queue[0]
         section = item.arrays[item.section - 1] if item.section else item.body
@@ -184,22 +209,19 @@ class Lane:
         if not more:
             self.queue.popleft()
         data = memoryview(section)[begin:end]
-        return _Fragment(self._last_seq + 1, item, data, more, cut and more)
-
-    def _as_frame(self, acks: tuple[int, int], sent: _Sent) -> bytes | bytearray:
-        if isinstance(sent, _Batch):
-            return pack_data(acks, self.index, sent.first, [item.body for item in sent.items])
-        return pack(Part(acks, self.index, sent.first, sent.more, sent.data, sent.cut))
+        fragment = _Fragment(self._last_seq + 1, item, data, more, cut and more)
+        self._number(fragment, 1, end - begin)
+        return fragment.frame(acks, self.index)
 
     def on_ack(self, seq: int) -> None:
         """The peer has every piece up to `seq`."""
-        if seq <= self._acked:
+        if seq <= self.acked:
             return
         if seq > self._last_seq:
             msg = f"the peer acknowledges piece {seq}; the last one sent is {self._last_seq}"
             raise ProtocolError(msg)
-        self._acked = seq
-        flight, resend = self.flight, self._resend
+        self.acked = seq
+        flight, resend = self.flight, self.resend
         while flight and flight[0].last <= seq:
             self.flight_bytes -= flight.popleft().num_bytes
         while resend and resend[0].last <= seq:
@@ -211,7 +233,7 @@ class Lane:
 
     def rewind(self) -> None:
         """Send again, on a new connection, everything that is not acknowledged."""
-        self._resend = self.flight.copy()
+        self.resend = self.flight.copy()
 
     def expire(self, now: float) -> Iterator[Item]:
         """Take what is past its deadline out of the queue; what is begun must be finished."""
@@ -243,8 +265,9 @@ class Lane:
 
     def on_data(self, frame: Data[Body]) -> list[Envelope]:
         """Return the envelopes that are new."""
-        known = self._known(frame.seq, len(frame.items))
-        items = frame.items[known:] if known else frame.items
+        items = frame.items
+        if frame.seq != self.delivered + 1:
+            items = items[self._known(frame.seq, len(items)) :]
         if items and self._assembly is not None:
             raise ProtocolError("an envelope was cut short by another one")
         self.delivered += len(items)

@@ -19,6 +19,7 @@ class Limits:
     depth: int = 64
     """deepest nesting of a message that is free in form"""
     connections: int = 256
+    """open at once, strangers included; when all are taken, a new one displaces a stranger"""
     window_messages: int = 4096
     """pieces that may be unacknowledged, per lane"""
     window_bytes: int = 16 << 20
@@ -29,7 +30,7 @@ class Limits:
     heartbeat_s: float = 1.0
     suspect_s: float = 5.0
     """silence after which the log says that the peer's loop does not respond"""
-    dead_s: float = 30.0
+    dead_s: float = 15.0
     """silence, or absence without proof of death, after which the peer counts as dead"""
     delivery_s: float = 30.0
     """a message not on its way to its receiver by then becomes a dead letter"""

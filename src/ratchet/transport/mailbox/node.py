@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ratchet.errors import ActorDead, AuthFailed, ConfigError, RatchetError
+from ratchet.errors import ActorDead, ConfigError, RatchetError
 from ratchet.status import LinkRow
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import DeadLetters, Ref, Wait
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
+from ratchet.transport.mailbox.connections import Connections
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
 from ratchet.transport.mailbox.hub import Log
@@ -30,7 +32,7 @@ from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
-_MAX_LOGGED: Final = 64
+_MAX_FORMER: Final = 1024
 
 
 class PeerStatus(NamedTuple):
@@ -64,7 +66,7 @@ class Node:
         random_bytes: makes unpredictable bytes.
         log: structured logger.
         limits: sizes and times; the same on every node.
-        wire: the sockets.
+        wire: the sockets; give a `SocketWire` its credentials to leave this machine.
     """
 
     def __init__(  # noqa: PLR0913 - everything from outside is injected, by keyword
@@ -112,15 +114,14 @@ class Node:
         self._peers: dict[str, Peer] = {}
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
-        self._connections: set[Connection] = set()
+        self._connections = Connections(name, limits.connections, log)
+        self._former: dict[str, str] = {}
+        """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
         self._progress = asyncio.Event()
         """set whenever `stop` may have one thing less to wait for"""
         self._ticker: asyncio.TimerHandle | None = None
-        self._logged: set[tuple[str, str]] = set()
         self._stopping = False
         self._closed = False
-        self.num_refused = 0
-        """connections whose hello failed"""
 
     # --- for the process
 
@@ -128,7 +129,7 @@ class Node:
         """Open the door.
 
         Raises:
-            ConfigError: the address is taken, or is not safe.
+            ConfigError: the address is taken, is not this machine's, or is not safe.
         """
         if self.address is not None:
             self._listener = await self._wire.listen(self.address, self._accept)
@@ -173,6 +174,11 @@ class Node:
         return tuple(self._calls.waits())
 
     @property
+    def num_refused(self) -> int:
+        """Connections that were turned away, or did not get through their hello."""
+        return self._connections.num_refused
+
+    @property
     def num_late_replies(self) -> int:
         """Replies that came after their ask had ended, or twice."""
         return self._calls.num_late_replies
@@ -196,14 +202,14 @@ class Node:
             await peer.close(f"{self.name} stops")
         if self._listener is not None:
             self._listener.close()
-        for connection in tuple(self._connections):
+        for connection in self._connections:
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while self._connections:
                     self._progress.clear()
                     await self._progress.wait()
-        for connection in tuple(self._connections):
+        for connection in self._connections:
             connection.abort()
         self.log.info("node_stopped", node=self.name)
 
@@ -213,6 +219,7 @@ class Node:
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
+            peer.incarnation = self._former.pop(name, None)
             if self._closed:
                 peer.failure = ActorDead(f"{self.name} has stopped")
         return peer
@@ -221,14 +228,50 @@ class Node:
         loop = asyncio.get_running_loop()
         for peer in tuple(self._peers.values()):
             peer.tick(loop.time())
+        self._forget()
         self._ticker = loop.call_later(self._limits.heartbeat_s, self._tick)
+
+    def _forget(self) -> None:
+        """Drop the peers of which nothing is left but the name: visitors that have gone."""
+        in_hello = self._connections.names_in_hello()
+        for name, peer in tuple(self._peers.items()):
+            if not peer.spent or name in in_hello or self.where(name) or self._has_ref(name):
+                continue
+            del self._peers[name]
+            if peer.incarnation is not None:
+                self._former[name] = peer.incarnation
+        while len(self._former) > _MAX_FORMER:
+            del self._former[next(iter(self._former))]
+
+    def _has_ref(self, name: str) -> bool:
+        """Tell whether anybody still holds a ref to the peer; forget one that nobody holds."""
+        ref = self._refs.pop(name, None)
+        if ref is None:
+            return False
+        held = weakref.ref(ref)
+        del ref
+        if (ref := held()) is None:
+            return False
+        self._refs[name] = ref
+        return True
+
+    def where(self, name: str) -> Address | None:
+        """Return the address to dial, or None if nobody knows it: `Hub`."""
+        try:
+            return self._locate(name)
+        except (LookupError, OSError, RatchetError):
+            return None
 
     async def dial(self, name: str) -> None:
         """Open a connection to the node of that name: `Hub`."""
+        address = self._locate(name)
         connection = self._connection(wanted=name)
         try:
-            await self._wire.dial(self._locate(name), lambda: connection)
+            await self._wire.dial(address, lambda: connection)
             await connection.opened
+        except Refused as refusal:  # the connection closes once the peer has had time to hear why
+            text = f"{self.name} has no link to {name} at {address}: {refusal}"
+            raise Refused(refusal.kind, text, by_peer=refusal.by_peer) from None
         except BaseException:
             connection.abort()
             raise
@@ -263,9 +306,6 @@ class Node:
     def on_made(self, connection: Connection) -> None:
         """A connection is there: `Host`."""
         self._connections.add(connection)
-        if len(self._connections) > self._limits.connections:
-            text = f"{self.name} has {self._limits.connections} connections"
-            connection.refuse(Refused("busy", text))
 
     def _session_with(self, hello: Hello) -> Session:
         if self._closed or hello.name == self.name:
@@ -284,18 +324,8 @@ class Node:
         return peer if peer.take(connection) else None
 
     def on_hello_failed(self, connection: Connection, error: Exception) -> None:
-        """Log why, once for each peer and reason; who dialled logs on its own: `Host`."""
-        self.num_refused += 1
-        if connection.handshake.dials:
-            return
-        claimed = connection.handshake.claimed
-        is_auth = isinstance(error, Refused) and isinstance(error.as_error(), AuthFailed)
-        known = (claimed, error.kind if isinstance(error, Refused) else type(error).__name__)
-        if not is_auth or known in self._logged or len(self._logged) >= _MAX_LOGGED:
-            self.log.debug("hello_failed", peer=claimed, error=str(error))
-            return
-        self._logged.add(known)
-        self.log.error("auth_failed", peer=claimed, error=str(error))
+        """Account for it: `Host`."""
+        self._connections.failed(connection, error)
 
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection: `Host`."""

@@ -21,9 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from ratchet.errors import ActorDead, ProtocolError, RatchetError
+from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
+from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.codec import (
     Bye,
     LinkFrame,
@@ -67,6 +68,7 @@ class Peer:
         self._connection: Connection | None = None
         self._opened_at = 0.0
         self._cut_at: float | None = None
+        self._refused_at: Address | None = None
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._gathering = False
@@ -86,7 +88,7 @@ class Peer:
         """Why nothing can be told to it now: it will not be dialled again, or its last life is over
         and no other has begun.
         """
-        return self.failure or self.gone
+        return self._still_refused() or self.gone
 
     @property
     def connected(self) -> bool:
@@ -101,24 +103,41 @@ class Peer:
         """
         now = self._loop.time()
         item = Item(envelope, now + self._limits.delivery_s, arrays)
-        if self.failure is not None:
-            self._hub.lost(self, [item], self.failure)
+        if self.failure is not None and (refusal := self._still_refused()):
+            self._hub.lost(self, [item], refusal)
         elif item.num_bytes > self._limits.message_bytes:
             text = f"{item.num_bytes} bytes; a message may have {self._limits.message_bytes}"
             self._hub.lost(self, [item], ProtocolError(text))
-        elif not self.session.push(lane, item):
+        elif not (self._is_free(now) and self._pass_through(lane, item)):
+            self._queue(lane, item)
+
+    def _is_free(self, now: float) -> bool:
+        """Tell whether a message would be written at once: it comes alone, and there is room."""
+        connection = self._connection
+        if connection is None or connection.paused or self._gathering:
+            return False
+        alone = now - self._written_at >= _GATHER_S
+        self._written_at = now
+        return alone
+
+    def _pass_through(self, lane: int, item: Item) -> bool:
+        frame = self.session.pass_through(lane, item)
+        if frame is None or self._connection is None:
+            return False
+        self._write(self._connection, frame)
+        return True
+
+    def _queue(self, lane: int, item: Item) -> None:
+        if not self.session.push(lane, item):
             self._hub.lost(self, [item], ActorDead(f"too much waits for {self.name} already"))
         elif self._connection is None:
             self._dialler.start()
         elif self._gathering:
-            self._gathered_bytes += len(envelope)
+            self._gathered_bytes += len(item.body)
             if self._gathered_bytes >= _GATHER_BYTES:
                 self._pump()
-        elif now - self._written_at < _GATHER_S:
-            self._gather()
         else:
-            self._written_at = now
-            self._pump()
+            self._gather()
 
     def _gather(self) -> None:
         """Write at the end of this turn of the loop."""
@@ -162,16 +181,19 @@ class Peer:
         if isinstance(frame, Bye):
             self.end(ActorDead(f"{self.name} has stopped: {frame.reason}"), in_order=True)
             return
-        envelopes = self.session.receive(frame, num_bytes)
+        session = self.session
+        envelopes = session.receive(frame, num_bytes)
         if envelopes:
             self._hub.deliver(self, envelopes)
-        if self.session.has_more:
+        if session.has_more:
             self._gather()
-        elif self.session.idle:
+        elif session.idle:
             self._hub.settled()
-        if self.session.owes_much:
-            self._write(connection, self.session.ack())
-        elif self.session.owes and self._ack_timer is None:
+        if not session.owes:
+            return
+        if session.owes_much:
+            self._write(connection, session.ack())
+        elif self._ack_timer is None:
             self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
 
     def on_room(self) -> None:
@@ -191,7 +213,7 @@ class Peer:
             return
         self._connection = None
         self._cut_at = self._loop.time()
-        self._hub.log.info("link_cut", peer=self.name)
+        self._news("link_cut", peer=self.name)
         self._dialler.start(yielding=self._hub.name > self.name)
 
     def admits(self, incarnation: str) -> bool:
@@ -223,7 +245,7 @@ class Peer:
         self._connection = connection
         self._opened_at = self._loop.time()
         self._heard = True
-        self._hub.log.info("link_open", peer=self.name, incarnation=self.incarnation)
+        self._news("link_open", peer=self.name, incarnation=self.incarnation)
         self._gather()
         return True
 
@@ -258,17 +280,32 @@ class Peer:
             self.end(ActorDead(f"the process of {self.name} has ended"))
 
     def on_refused(self, error: RatchetError) -> None:
-        """It will not have us, and asking again would not change that."""
-        if self._connection is None:
-            self._hub.log.error("link_refused", peer=self.name, error=str(error))
-            self.failure = error
-            self._give_up(error, life=self._new_life())
+        """It will not have us, and asking again would not change that. Whoever knew us before and
+        does not now is somebody else, at an address that was the peer's.
+        """
+        if self._connection is not None:
+            return
+        if self.session.peer_life is not None and isinstance(error, AuthFailed):
+            self.end(ActorDead(f"the process of {self.name} has ended: {error}"))
+            return
+        self._hub.log.error("link_refused", peer=self.name, error=str(error))
+        self.failure = error
+        self._refused_at = self._dialler.at
+        self._give_up(error, life=self._new_life())
+
+    def _still_refused(self) -> RatchetError | None:
+        """Return why it will not be dialled; it will be, once it is said to listen elsewhere."""
+        if self._refused_at is not None and isinstance(self.failure, AuthFailed):
+            now = self._hub.where(self.name)
+            if now is not None and now != self._refused_at:
+                self.failure = self._refused_at = None
+        return self.failure
 
     # --- verdicts
 
     def end(self, error: RatchetError, *, in_order: bool = False) -> None:
         """This life of the peer is over, for this node."""
-        note = self._hub.log.info if in_order else self._hub.log.warning
+        note = self._news if in_order else self._alarm
         note("peer_ended", peer=self.name, reason=str(error))
         self.gone = error
         self._give_up(error, life=self._new_life())
@@ -282,6 +319,16 @@ class Peer:
             connection.abort()
         self._hub.lost(self, lost, error)
         self._hub.ended(self, error)
+
+    @property
+    def _news(self) -> Callable[..., Any]:
+        """Logs what is in order. Of a visitor, whom nobody can dial, nothing is news."""
+        return self._hub.log.info if self._hub.where(self.name) else self._hub.log.debug
+
+    @property
+    def _alarm(self) -> Callable[..., Any]:
+        """Logs what is not; a visitor may leave as it likes."""
+        return self._hub.log.warning if self._hub.where(self.name) else self._hub.log.debug
 
     def tick(self, now: float) -> None:
         """Once per heartbeat: end what has waited too long, and keep the link warm."""
@@ -309,11 +356,21 @@ class Peer:
         before = self.silent_s
         self.silent_s += limits.heartbeat_s
         if before < limits.suspect_s <= self.silent_s:
-            self._hub.log.warning("peer_silent", peer=self.name, silent_s=self.silent_s)
+            self._alarm("peer_silent", peer=self.name, silent_s=self.silent_s)
         if self.silent_s >= limits.dead_s:
             self.end(ActorDead(f"{self.name} was silent for {self.silent_s:g} s"))
 
     # --- the end of this node
+
+    @property
+    def spent(self) -> bool:
+        """Nothing is known of it, and nothing waits for it, that a new `Peer` would not have."""
+        return (
+            self._connection is None
+            and self.session.peer_life is None
+            and self.session.idle
+            and not self._retired
+        )
 
     @property
     def settled(self) -> bool:
@@ -325,6 +382,8 @@ class Peer:
         await self._dialler.stop()
         connection, self._connection = self._connection, None
         if connection is not None:
+            if self.session.owes:  # what has arrived is not to be taken for lost
+                connection.write(self.session.ack())
             connection.write(pack(Bye(reason)))
             connection.close()
         if self._ack_timer is not None:

@@ -7,9 +7,13 @@ there is room for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import HEADER_BYTES
+
+_LEAST: Final = 8
+"""What is held moves to the front when less than this part of the buffer is free behind it."""
 
 
 class FrameReader:
@@ -19,7 +23,7 @@ class FrameReader:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._buffer = bytearray(limit + HEADER_BYTES)
+        self._buffer = memoryview(bytearray(limit + HEADER_BYTES))
         self._start = 0
         self._end = 0
 
@@ -31,21 +35,21 @@ class FrameReader:
     @property
     def unread(self) -> memoryview:
         """What was not taken for a frame."""
-        return memoryview(self._buffer)[self._start : self._end]
+        return self._buffer[self._start : self._end]
 
     def buffer(self) -> memoryview:
         """Return where the next bytes are to be written."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == len(self._buffer):
+        elif self._start and len(self._buffer) - self._end < len(self._buffer) // _LEAST:
             self._make_room(0)
-        return memoryview(self._buffer)[self._end :]
+        return self._buffer[self._end :]
 
     def _make_room(self, size: int) -> None:
         held = self._buffer[self._start : self._end]
         if size > len(self._buffer):
             # a new buffer, not a resized one: the event loop may still hold a view of the old
-            self._buffer = bytearray(size)
+            self._buffer = memoryview(bytearray(size))
         self._buffer[: len(held)] = held
         self._start, self._end = 0, len(held)
 
@@ -68,4 +72,4 @@ class FrameReader:
                     self._make_room(HEADER_BYTES + size)
                 return
             self._start = body + size
-            yield memoryview(self._buffer)[body : body + size]
+            yield self._buffer[body : body + size]

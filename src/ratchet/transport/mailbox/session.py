@@ -15,6 +15,8 @@ nothing that was sent to one life reaches the next.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import (
     BULK,
@@ -28,6 +30,9 @@ from ratchet.transport.mailbox.codec import (
 )
 from ratchet.transport.mailbox.lane import Item, Lane
 from ratchet.transport.mailbox.limits import Limits
+
+_ACK_BYTES: Final = 1 << 20
+"""After so many bytes an ack goes out at once: what the peer holds for us it cannot use again."""
 
 
 class Session:
@@ -53,23 +58,31 @@ class Session:
         """Queue an envelope for the peer; False if the queue is full."""
         return self._lanes[lane].push(item)
 
+    def pass_through(self, lane: int, item: Item) -> bytes | None:
+        """Return the frame of an envelope that nothing stands before; None if it must be queued."""
+        if self.has_more:
+            return None
+        control, bulk = self._lanes
+        frame = self._lanes[lane].pass_through(item, (control.delivered, bulk.delivered))
+        if frame is not None:
+            self._owed = self._owed_bytes = 0
+        return frame
+
     def pull(self) -> bytes | bytearray | None:
         """Return the next frame to write: control before bulk, each with acks; None if there is
         nothing, or no room in the window.
         """
-        for lane in self._lanes:
-            if lane.has_more and (frame := lane.pull(self.delivered)) is not None:
-                self._paid()
-                return frame
-        return None
+        control, bulk = self._lanes
+        acks = (control.delivered, bulk.delivered)
+        frame = control.pull(acks) or bulk.pull(acks)
+        if frame is not None:
+            self._owed = self._owed_bytes = 0
+        return frame
 
     def ack(self) -> bytearray:
         """Return a frame with the acks alone."""
-        self._paid()
-        return pack(Ack(self.delivered))
-
-    def _paid(self) -> None:
         self._owed = self._owed_bytes = 0
+        return pack(Ack(self.delivered))
 
     def receive(self, frame: Data[Body] | Part | Ack, num_bytes: int) -> list[Envelope]:
         """Take a frame of `num_bytes`; return the envelopes that it completes, in order.
@@ -79,8 +92,11 @@ class Session:
                 session cannot go on.
         """
         control, bulk = self._lanes
-        control.on_ack(frame.acks[0])
-        bulk.on_ack(frame.acks[1])
+        control_ack, bulk_ack = frame.acks
+        if control_ack != control.acked:
+            control.on_ack(control_ack)
+        if bulk_ack != bulk.acked:
+            bulk.on_ack(bulk_ack)
         if isinstance(frame, Ack):
             return []
         if not 0 <= frame.lane < len(self._lanes):
@@ -111,17 +127,16 @@ class Session:
 
     @property
     def owes_much(self) -> bool:
-        """A quarter of the peer's window waits for our acks."""
-        return (
-            self._owed * 4 >= self._limits.window_messages
-            or self._owed_bytes * 4 >= self._limits.window_bytes
+        """A quarter of the peer's window waits for our acks, or more than it should hold for us."""
+        return self._owed * 4 >= self._limits.window_messages or self._owed_bytes >= min(
+            self._limits.window_bytes // 4, _ACK_BYTES
         )
 
     @property
     def has_more(self) -> bool:
         """Something waits to be written: for the socket, or for room in the window."""
         control, bulk = self._lanes
-        return control.has_more or bulk.has_more
+        return bool(control.queue or bulk.queue or control.resend or bulk.resend)
 
     @property
     def num_queued(self) -> int:

@@ -128,9 +128,11 @@ class TlsEnd(asyncio.BufferedProtocol, asyncio.Transport):
         """Encrypt and send; before the handshake is over, keep."""
         if self._plain:
             self._socket.write(data)
+        elif self._refused or self.is_closing():
+            return  # the alert was the last word
         elif self._held is not None:
             self._held.append(bytes(data))
-        elif not self.is_closing():
+        else:
             self._encrypt(data)
             self._flush()
 
@@ -224,7 +226,7 @@ class TlsEnd(asyncio.BufferedProtocol, asyncio.Transport):
             text = f"the certificate of the other end is refused: {explain(error)}"
             self._refuse(Refused("tls", text))
         elif "ALERT" in (error.reason or ""):
-            text = f"the other end refuses the certificate of this one: {explain(error)}"
+            text = f"the other end refuses this one: {explain(error)}"
             self._refuse(Refused("tls", text, by_peer=True))
         else:
             self._refuse(Refused("tls", f"the TLS handshake failed: {explain(error)}"))

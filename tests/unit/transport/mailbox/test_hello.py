@@ -143,6 +143,38 @@ def test_another_run_is_refused_with_both_named() -> None:
     assert isinstance(caught.value.as_error(), AuthFailed)
 
 
+def test_a_dialler_that_does_not_know_the_run_learns_it_from_a_listener_with_the_key() -> None:
+    dialler, listener = make("a", wanted="b", run_id=""), make("b")
+    steps(dialler, listener)
+    assert dialler.done
+    assert listener.done
+    assert dialler.peer is not None
+    assert dialler.peer.run_id == "run"
+    for key, other in ((OTHER_KEY, KEY), (KEY, OTHER_KEY)):
+        with pytest.raises(Refused, match="same key"):
+            steps(make("a", wanted="b", run_id="", key=key), make("b", key=other))
+
+
+def test_a_listener_does_not_learn_its_run_from_who_dials() -> None:
+    with pytest.raises(Refused, match="a is of run 'run' and b of ''"):
+        steps(make("a", wanted="b"), make("b", run_id=""))
+
+
+def test_a_run_that_was_changed_on_the_way_is_no_proof() -> None:
+    dialler, listener = make("a", wanted="b", run_id=""), make("b")
+    hello = decode(listener.receive(decode(dialler.first())))
+    forged = msgspec.structs.replace(hello, run_id="another")
+    with pytest.raises(Refused, match="same key"):
+        listener.receive(decode(dialler.receive(forged)))
+
+
+@pytest.mark.parametrize("kind", ["tls", "key", "run", "protocol"])
+def test_what_cannot_be_mended_by_dialling_again_is_final(kind: str) -> None:
+    refusal = Refused(kind, "why")
+    assert refusal.final
+    assert isinstance(refusal.as_error(), AuthFailed)
+
+
 def test_another_name_is_not_there_yet() -> None:
     with pytest.raises(Refused, match="c is not at this address") as caught:
         steps(make("a", wanted="c"), make("b"))

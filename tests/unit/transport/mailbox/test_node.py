@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from tests.helpers.groups import finished
 from tests.helpers.nodes import KEY, Inbox, MemoryWire, Town, memory_town, stopping
 from tests.simulation.loop import run_virtual
 
 from ratchet.errors import ActorDead, AskTimeout, AuthFailed, ConfigError, ProtocolError, StaleTerm
 from ratchet.messages import AbortLoad, BurnVersion, Down, Message, PromptsClaimed, VersionBurnt
 from ratchet.transport.mailbox.base import Ref, Trace, current_trace
-from ratchet.transport.mailbox.codec import CONTROL, Answer, encode_envelope
+from ratchet.transport.mailbox.codec import BULK, CONTROL, Answer, encode_envelope
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.types import Assignment, Prompt
 
@@ -267,6 +268,66 @@ def test_a_control_message_passes_a_long_one() -> None:
         a.node.ref("b").tell(note(2))
         told = await b.inbox.has(3)
         assert [type(m) for m in told] == [BurnVersion, AbortLoad, PromptsClaimed]
+
+    virtual(scene)
+
+
+def test_a_long_message_leaves_the_loop_to_others() -> None:
+    async def scene(town: Town) -> None:
+        a, b = await town.start("a"), await town.start("b")
+        b.inbox.answer = echo
+        await ask(a.node.ref("b"))
+        await asyncio.sleep(1.0)
+        session = a.node._peer("b").session
+        a.node.ref("b").tell(bulk(1, 64 << 20))
+        most = 0
+        while len(b.inbox.told) < 2:
+            before = session._lanes[BULK]._last_seq
+            await asyncio.sleep(0)
+            most = max(most, session._lanes[BULK]._last_seq - before)
+        assert 1 <= most <= 5  # fragments of 256 KiB, in one turn
+
+    virtual(scene)
+
+
+def test_a_group_arrives_with_its_arrays_over_cuts_too() -> None:
+    async def scene(town: Town) -> None:
+        a, b = await town.start("a"), await town.start("b")
+        groups = [finished(*(3 * size for size in range(0, 9_000, 1_500))) for _ in range(20)]
+        for index, group in enumerate(groups):
+            a.node.ref("b").tell(group)
+            if index % 5 == 4:
+                await asyncio.sleep(0)
+                cut(town)
+                await asyncio.sleep(0.001)
+        assert await b.inbox.has(20) == groups
+        assert not a.letters.all
+
+    virtual(scene)
+
+
+def test_a_group_that_never_arrives_is_a_whole_dead_letter() -> None:
+    async def scene(town: Town) -> None:
+        a = await town.start("a")
+        town.build("b")
+        a.node.ref("b").tell(finished(100_000))
+        await asyncio.sleep(40.0)
+        assert [m for _, m, _ in a.letters.all] == [finished(100_000)]
+
+    virtual(scene)
+
+
+def test_a_trace_does_not_leak_into_what_has_none() -> None:
+    async def scene(town: Town) -> None:
+        a, b = await town.start("a"), await town.start("b")
+        ref = a.node.ref("b")
+        for number in range(6):
+            token = current_trace.set(Trace(f"t{number}", number) if number % 2 else None)
+            ref.tell(note(number))
+            current_trace.reset(token)
+        await b.inbox.has(6)
+        assert b.inbox.traces == [Trace(f"t{n}", n) if n % 2 else None for n in range(6)]
+        assert current_trace.get() is None
 
     virtual(scene)
 
@@ -528,7 +589,7 @@ def test_a_silent_peer_is_suspected_then_dead_and_welcome_when_it_is_back() -> N
         await asyncio.sleep(3.0)
         assert [e["silent_s"] for e in a.log.named("peer_silent")] == [5.0]
         assert not a.inbox.told
-        with pytest.raises(ActorDead, match="b was silent for 30 s"):
+        with pytest.raises(ActorDead, match="b was silent for 15 s"):
             await reply
         [down] = a.inbox.told
         assert "silent" in down.reason
@@ -571,8 +632,8 @@ def test_a_peer_that_neither_answers_nor_refuses_is_dead_in_time() -> None:
         begin = loop.time()
         town.wire.cut()
         [down] = await a.inbox.has(1)
-        assert down == Down("b", "b did not come back within 30 s")
-        assert 30.0 <= loop.time() - begin <= 31.1
+        assert down == Down("b", "b did not come back within 15 s")
+        assert 15.0 <= loop.time() - begin <= 16.1
 
     virtual(scene)
 
@@ -731,8 +792,9 @@ def test_too_many_connections_are_turned_away() -> None:
         await asyncio.sleep(1.0)
         assert len(a.inbox.told) == 2
         assert len(a.node._connections) == 2
-        hosts[0].kill()
-        hosts[1].kill()
+        for host in hosts:
+            if host.node.peers()[0].connected:
+                host.kill()
         await asyncio.sleep(2.0)
         assert len(a.inbox.told) == 4
 

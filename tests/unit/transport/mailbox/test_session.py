@@ -6,9 +6,11 @@ import itertools
 import random
 
 import pytest
+from tests.helpers.groups import finished
 from tests.helpers.nodes import feed
 
 from ratchet.errors import ProtocolError
+from ratchet.transport.mailbox.blobs import ARRAY_BYTES
 from ratchet.transport.mailbox.codec import (
     BULK,
     CONTROL,
@@ -17,8 +19,11 @@ from ratchet.transport.mailbox.codec import (
     Envelope,
     Failure,
     Part,
+    Tell,
+    decode_body,
     decode_envelope,
     encode_note,
+    encode_parcel,
     unpack_link,
 )
 from ratchet.transport.mailbox.lane import Item
@@ -39,7 +44,7 @@ class End:
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
         self.name = name
         self.session = Session(f"{name}1", limits)
-        self.reader = FrameReader(4096)
+        self.reader = FrameReader(1 << 16)
         self.got: list[int] = []
         self.numbers = itertools.count()
 
@@ -70,7 +75,7 @@ def number(envelope: Envelope) -> int:
 
 def connect(a: End, b: End) -> None:
     """What the hello does: a new connection, on which both go on where the other is."""
-    a.reader, b.reader = FrameReader(4096), FrameReader(4096)
+    a.reader, b.reader = FrameReader(1 << 16), FrameReader(1 << 16)
     delivered = {
         end.name: end.session.delivered_of(far.session.life) for end, far in ((a, b), (b, a))
     }
@@ -174,7 +179,7 @@ def test_pieces_that_come_twice_are_counted_and_dropped() -> None:
     data = a.pull()
     b.take(data)
     num_pieces = sum(b.session.delivered)
-    b.reader = FrameReader(4096)
+    b.reader = FrameReader(1 << 16)
     b.take(data)
     assert b.got == [0, 1]
     assert b.session.num_duplicates == num_pieces > 2
@@ -194,7 +199,7 @@ def test_a_resent_batch_is_taken_from_where_it_is_new() -> None:
 
 def frames(data: bytes) -> list[Data | Part | Ack]:
     out = []
-    for frame in feed(FrameReader(4096), data):
+    for frame in feed(FrameReader(1 << 16), data):
         link_frame = unpack_link(frame)
         assert isinstance(link_frame, Data | Part | Ack)
         out.append(link_frame)
@@ -447,3 +452,90 @@ def test_a_quarter_of_the_window_is_much_to_owe() -> None:
     c.push(BULK, 60)
     d.take(c.pull())
     assert d.session.owes_much
+
+
+def large(number: int, *sizes: int) -> Item:
+    message = finished(*(size // 4 for size in sizes))
+    body, arrays = encode_parcel(Tell(str(number), "b", None, None, message))
+    return Item(body, 1.0, arrays)
+
+
+def test_arrays_beside_a_message_survive_a_cut_at_every_piece() -> None:
+    limits = Limits(fragment_bytes=20_000, window_bytes=90_000)
+    sizes = (ARRAY_BYTES, 40, ARRAY_BYTES + 20_000)
+    for cut in range(0, 240_000, 9_001):
+        a, b = pair(limits)
+        a.session.push(BULK, large(1, *sizes))
+        a.session.push(BULK, large(2, 0))
+        control = a.push(CONTROL)
+        got: list[Envelope] = []
+
+        def take(data: bytes, b: End = b, got: list[Envelope] = got) -> None:
+            for frame in feed(b.reader, data):
+                link_frame = unpack_link(frame)
+                assert isinstance(link_frame, Data | Part | Ack)
+                got += b.session.receive(link_frame, len(frame))
+
+        take(a.pull()[:cut])
+        connect(a, b)
+        while (data := a.pull()) or b.session.owes:
+            take(data)
+            a.take(b.pull())
+        assert isinstance(got[0], Failure)
+        assert number(got[0]) == control
+        tells = [each for each in got if isinstance(each, Tell)]
+        assert [tell.sender for tell in tells] == ["1", "2"]
+        assert decode_body(tells[0].body, 64) == finished(*(size // 4 for size in sizes))
+        assert len(got) == 3
+        assert a.session.idle
+        assert a.session.num_in_flight == 0
+
+
+def test_what_is_begun_of_a_message_with_arrays_is_given_back_whole() -> None:
+    a, _ = pair(Limits(fragment_bytes=20_000))
+    item = large(1, ARRAY_BYTES)
+    a.session.push(BULK, item)
+    for _ in range(3):
+        a.session.pull()
+    assert a.session.expire(9.0) == []
+    [lost] = a.session.end("a2")
+    assert lost is item
+    envelope = decode_envelope(lost.body, lost.arrays)
+    assert isinstance(envelope, Tell)
+    assert envelope.body == finished(ARRAY_BYTES // 4)
+
+
+def test_an_ack_in_the_middle_of_a_frame_leaves_its_rest() -> None:
+    a, b = pair(Limits())
+    for _ in range(5):
+        a.push(CONTROL)
+    a.pull()
+    assert a.session.num_in_flight == 5
+    a.session.resume("b1", (3, 0))
+    assert a.session.num_in_flight == 2
+    [again] = frames(a.pull())
+    assert isinstance(again, Data)
+    assert again.seq == 4
+    assert [number(each) for each in again.items] == [3, 4]
+    a.session.receive(Ack((4, 0)), 0)
+    assert [number(decode_envelope(item.body)) for item in a.session.end("a2")] == [4]
+    assert a.session._lanes[CONTROL].flight_bytes == 0
+    del b
+
+
+def test_what_comes_alone_passes_the_queue_and_nothing_else_does() -> None:
+    a, b = pair()
+    frame = a.session.pass_through(CONTROL, Item(note(0), 1.0))
+    assert frame is not None
+    b.take(frame)
+    assert b.got == [0]
+    assert a.session.num_in_flight == 1
+    assert a.session.pass_through(CONTROL, Item(note(1, 30), 1.0)) is None  # long
+    a.session.push(BULK, Item(note(2), 1.0))
+    assert a.session.pass_through(CONTROL, Item(note(3), 1.0)) is None  # behind another
+    a.pull()
+    for each in range(4, 7):
+        assert a.session.pass_through(CONTROL, Item(note(each), 1.0)) is not None
+    assert a.session.pass_through(CONTROL, Item(note(7), 1.0)) is None  # the window is full
+    a.session.resume("b1", (1, 0))
+    assert a.session.pass_through(CONTROL, Item(note(8), 1.0)) is None  # to be repeated first

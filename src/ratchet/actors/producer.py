@@ -1,0 +1,275 @@
+"""ProducerActor: prompts out, groups in, for an engine that is not one of ours.
+
+Consumes `PromptsClaimed` of the buffer; produces `GroupFinished` and `GroupFailed`, under the same
+leases, credits and retries as a rollout worker. What it is asked comes from the user's code, in
+this process: `TakePrompt` waits for the buffer, at most as long as it says; `HandIn` waits for the
+registry where a version has not been heard of here.
+
+A prompt is claimed when somebody asks for it, and `ahead` more: a lease begins with the claim. Like
+a worker, it takes none before the run has its first live version.
+
+A version is a claim about weights: `HandIn` refuses a number that the run has never reserved, which
+the buffer could not judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from ratchet.actors.actor import Answer
+from ratchet.actors.role import BUFFER, RoleActor
+from ratchet.actors.system import System
+from ratchet.errors import AskTimeout, VersionError
+from ratchet.messages import (
+    Ask,
+    ClaimPrompts,
+    DescribeLineage,
+    Down,
+    GroupFailed,
+    GroupFinished,
+    LineageDescribed,
+    Message,
+    PromptsClaimed,
+    RoleJoined,
+    RoleLeft,
+    RoleRegistered,
+    RunEnded,
+    VersionUpdated,
+)
+from ratchet.status import Fact
+from ratchet.types import (
+    Assignment,
+    PolicyVersion,
+    RoleInfo,
+    RolloutGroup,
+    RolloutStats,
+    VersionRecord,
+)
+
+
+class PromptTaken(Message, frozen=True):
+    """Reply: a prompt group that is now the asker's to finish or to fail."""
+
+    assignment: Assignment
+
+
+class TakePrompt(Ask[PromptTaken], frozen=True):
+    """The user's code is free. Fails with `AskTimeout` if no prompt comes."""
+
+    within_s: float
+
+
+class HandedIn(Message, frozen=True):
+    """Reply: the group is on its way."""
+
+    in_time: bool
+    """False: its lease had ended here, and the buffer will not take it"""
+
+
+class HandIn(Ask[HandedIn], frozen=True):
+    """A group is generated and scored. Fails with `VersionError` if a version is none."""
+
+    group: RolloutGroup
+
+
+class GiveUp(Message, frozen=True):
+    """A group cannot be generated or scored."""
+
+    assignment: Assignment
+    reason: str
+    detail: str
+
+
+_Inbox = (
+    PromptsClaimed
+    | VersionUpdated
+    | RoleJoined
+    | RoleLeft
+    | RunEnded
+    | Down
+    | RoleRegistered
+    | TakePrompt
+    | HandIn
+    | GiveUp
+)
+
+
+class ProducerActor(RoleActor[_Inbox]):
+    """Claims, leases and stamps of a foreign engine.
+
+    Args:
+        system: of this process.
+        role: of kind "producer".
+        ahead: prompts that are claimed before they are asked for.
+    """
+
+    def __init__(self, system: System, role: RoleInfo, *, ahead: int = 0) -> None:
+        super().__init__(system, role)
+        self._ahead = ahead
+        self._prompts: asyncio.Queue[tuple[Assignment, float]] = asyncio.Queue()
+        self._leases: dict[tuple[int, int], tuple[float, float]] = {}  # taken at, lease ends at
+        self._known: set[PolicyVersion] = set()
+        self._any_live = False
+        self._num_waiting = 0
+        self._received = 0
+        self._credit = 0
+        self._finished = 0
+        self._failed = 0
+        self._tokens = 0
+        self._busy_s = 0.0
+        self._newest: PolicyVersion | None = None
+        self._started = self.now()
+
+    def status(self) -> Mapping[str, Fact]:
+        """What it holds and has done."""
+        return {
+            "version": self._newest,
+            "in_flight_groups": len(self._leases) + self._prompts.qsize(),
+            "finished_groups": self._finished,
+            "failed_groups": self._failed,
+            "waits_for_prompts": self._num_waiting > 0,
+        }
+
+    def receive(self, message: _Inbox) -> Answer:
+        """Handle one message; what the user's code asks for is answered when it is there."""
+        match message:
+            case TakePrompt():
+                return self._take(message.within_s)
+            case HandIn():
+                return self._hand_in(message.group)
+            case GiveUp():
+                self._give_up(message)
+            case PromptsClaimed():
+                self._claimed(message)
+            case VersionUpdated():
+                self._learn((message.record,))
+            case RoleRegistered():
+                self._learn(message.versions)
+            case RoleJoined():
+                self.learn(message.role)
+                if message.role.name == BUFFER:
+                    self._claim()  # a new life of the buffer knows nothing of our credit
+            case Down():
+                self.registry_lost(message)
+            case RunEnded():
+                self.run_ended(message)
+            case RoleLeft():
+                pass
+            case _:
+                assert_never(message)
+        return None
+
+    def _learn(self, records: Sequence[VersionRecord]) -> None:
+        self._known.update(record.version for record in records)
+        if not self._any_live and any(record.state == "live" for record in records):
+            self._any_live = True
+            self._claim()
+
+    # --- prompts
+
+    async def _take(self, within_s: float) -> PromptTaken:
+        since = self.now()
+        waits = self.system.waits
+        self._num_waiting += 1
+        self._claim()
+        try:
+            with waits.on(
+                who=self.name, on=BUFFER, what="a prompt", since=since, until=since + within_s
+            ):
+                async with asyncio.timeout(within_s):
+                    assignment, lease_end = await self._next_under_lease()
+        except TimeoutError:
+            msg = f"{self.name} waited {within_s:g} s on {BUFFER} for a prompt"
+            raise AskTimeout(msg) from None
+        finally:
+            self._num_waiting -= 1
+        self._leases[assignment.group_id, assignment.attempt] = (self.now(), lease_end)
+        return PromptTaken(assignment)
+
+    async def _next_under_lease(self) -> tuple[Assignment, float]:
+        while True:
+            assignment, lease_end = await self._prompts.get()
+            if self.now() < lease_end:
+                return assignment, lease_end
+            self._claim()  # it lay here too long, and is another's by now
+
+    def _claim(self) -> None:
+        """Raise the running total so that each who waits gets a prompt, and `ahead` are here."""
+        missing = self._num_waiting + self._ahead - self._prompts.qsize()
+        self._credit = max(self._credit, self._received + max(0, missing))
+        if self._credit and self._any_live:
+            message = ClaimPrompts(self.name, self.role.incarnation, self._credit)
+            self.system.ref(BUFFER).tell(message)
+
+    def _claimed(self, message: PromptsClaimed) -> None:
+        if message.incarnation != self.role.incarnation:
+            self.log.warning("claim_of_another_life", meant_for=message.incarnation)
+            return
+        for assignment in message.assignments:
+            self._received += 1
+            self._prompts.put_nowait((assignment, self.now() + assignment.lease_s))
+
+    # --- groups
+
+    async def _hand_in(self, group: RolloutGroup) -> HandedIn:
+        await self._check(group)
+        in_time = self._end_lease(group.group_id, group.attempt)
+        self._finished += 1
+        self._tokens += group.num_tokens
+        self._newest = group.versions[-1]
+        self.system.ref(BUFFER).tell(
+            GroupFinished(self.name, self.role.incarnation, group, self._stats())
+        )
+        return HandedIn(in_time)
+
+    async def _check(self, group: RolloutGroup) -> None:
+        unknown = tuple(version for version in group.versions if version not in self._known)
+        if not unknown:
+            return
+        reply: LineageDescribed = await self.ask(self.registry, DescribeLineage(unknown))
+        self._known.update(record.version for record in reply.versions)
+        missing = sorted(set(unknown) - self._known)
+        if missing:
+            msg = (
+                f"group {group.group_id} names versions {missing}, which this run has never had:"
+                " a token carries the version whose weights made it"
+            )
+            raise VersionError(msg)
+
+    def _give_up(self, message: GiveUp) -> None:
+        assignment = message.assignment
+        self._end_lease(assignment.group_id, assignment.attempt)
+        self._failed += 1
+        self.system.ref(BUFFER).tell(
+            GroupFailed(
+                self.name,
+                self.role.incarnation,
+                assignment.group_id,
+                assignment.attempt,
+                message.reason,
+                message.detail,
+                self._stats(),
+            )
+        )
+
+    def _end_lease(self, group_id: int, attempt: int) -> bool:
+        """Tell whether the lease was still good."""
+        now = self.now()
+        taken_at, lease_end = self._leases.pop((group_id, attempt), (now, now))
+        self._busy_s += now - taken_at
+        return now < lease_end
+
+    def _stats(self) -> RolloutStats:
+        return RolloutStats(
+            worker=self.name,
+            incarnation=self.role.incarnation,
+            uptime_s=self.now() - self._started,
+            busy_s=self._busy_s,
+            generated_tokens=self._tokens,
+            finished_groups=self._finished,
+            failed_groups=self._failed,
+            in_flight_groups=len(self._leases),
+            version=self._newest,
+        )

@@ -1,0 +1,66 @@
+"""A trainer of two ranks under `ratchet run`: it trains, publishes and exports, and a rank that is
+killed ends the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from tests.helpers.command import Command, gone, kill
+from tests.helpers.config import small_config
+
+from ratchet.config import Config
+from ratchet.storage.versions import read_versions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_PROCESSES = 1 + 3 + 1 + 2
+"""command; registry, buffer, rollout; agent; ranks"""
+
+
+def config(num_steps: int) -> Config:
+    return small_config(
+        rollout={"max_tokens": 5, "group_size": 4},
+        trainer={"num_steps": num_steps, "lr": 1e-3, "lr_warmup_steps": 0, "ranks_per_node": 2},
+        warm_start={"steps": 2, "batch_size": 8},
+    )
+
+
+def ranks(command: Command) -> list[psutil.Process]:
+    """The processes of rank 0 and rank 1."""
+    children = psutil.Process(command.child("trainer-0")).children()
+    return sorted(children, key=lambda process: int(process.environ()["RANK"]))
+
+
+def test_two_ranks_train_publish_and_export(tmp_path: Path) -> None:
+    with Command(config(6), tmp_path / "run") as command:
+        command.until("a first step", command.steps)
+        code, output = command.finish(90)
+    assert code == 0, output
+    assert [line["step"] for line in command.steps()] == [1, 2, 3, 4, 5, 6]
+    assert all(line["applied"] for line in command.steps())
+    versions = list(read_versions(tmp_path / "run" / "versions.sqlite"))
+    assert versions[-1].state == "live"
+    assert {v.digest for v in versions if v.state == "live"} != {None}
+    trained = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    base = load_file(tmp_path / "run" / "base" / "model.safetensors")
+    assert trained.keys() == base.keys()
+    assert any((trained[name] != base[name]).any() for name in base)
+    (end,) = command.events("trainer-0.rank1", "rank_ended")
+    assert end["status"] == "finished"
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with Command(config(100_000), tmp_path / "run") as command:
+        command.until("a second step", lambda: len(command.steps()) >= 2)
+        family = command.family()
+        assert len(family) == NUM_PROCESSES
+        kill(ranks(command)[1].pid)
+        code, output = command.finish(10.0)
+        assert gone(family[1:], 1.0) == []
+    assert code == 1
+    last = output.strip().splitlines()[-1]
+    assert "rank 1 of the trainer died of signal 9" in last
