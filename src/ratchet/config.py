@@ -220,10 +220,15 @@ class RuntimeConfig(_Section):
     restart_strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
     """Which rollout workers start again when one dies: it alone, all, or it and the later ones."""
     max_restarts: NonNegative = 3
-    """Restarts of dead rollout workers within `restart_window_s`, after which the run fails."""
+    """Restarts of dead rollout workers, all of this launcher together, within any
+    `restart_window_s`; one more ends its launcher, and the run if that is the launcher of the whole
+    run.
+    """
     restart_window_s: PositiveFloat = 60.0
     backoff_first_s: NonNegativeFloat = 0.0
-    """Pause before a restart; it doubles with each further one in the window."""
+    """Pause before a worker's restart; it doubles with each further one until the worker has lived
+    for `restart_window_s`.
+    """
     backoff_most_s: NonNegativeFloat = 10.0
     heartbeat_s: PositiveFloat = 1.0
     """Each link and each role says so often that it responds."""
@@ -261,6 +266,12 @@ class RuntimeConfig(_Section):
             msg = (
                 f"runtime.heartbeat_s = {self.heartbeat_s}, suspect_s = {self.suspect_s} and"
                 f" dead_s = {self.dead_s} must grow in this order"
+            )
+            raise ValueError(msg)
+        if self.ask_timeout_s < self.dead_s:
+            msg = (
+                f"runtime.ask_timeout_s = {self.ask_timeout_s} is shorter than runtime.dead_s ="
+                f" {self.dead_s}: an ask would fail before anybody knows whether its receiver lives"
             )
             raise ValueError(msg)
         return self

@@ -205,6 +205,8 @@ class RequestBatch(Message, frozen=True):
     version: PolicyVersion
     step: int
     """optimiser steps taken so far; the batch takes step + 1"""
+    done: StepTrained | None = None
+    """the account of the batch before, in case that message was lost"""
 
 
 class StepTrained(Message, frozen=True):

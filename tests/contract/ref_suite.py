@@ -211,6 +211,13 @@ class RefSuite:
         assert await heard.get() == ("target", "ValueError: boom")
 
     @played
+    async def test_each_of_two_watchers_is_told(self, stage: Stage) -> None:
+        ref = await stage.start(Target, "target")
+        heard = [await watch(stage, ref, name) for name in ("first", "second")]
+        tell(ref, "stop")
+        assert [await each.get() for each in heard] == [("target", "stopped")] * 2
+
+    @played
     async def test_who_watches_too_late_is_told_at_once(self, stage: Stage) -> None:
         ref = await stage.start(Target, "target")
         first = await watch(stage, ref)

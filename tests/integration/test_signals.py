@@ -25,14 +25,17 @@ NUM_PROCESSES = 2 + 3 + 2
 """the launcher and its reaper, three roles, two workers"""
 
 REWARD = """
-import functools, subprocess
+import functools, subprocess, threading
+
+lock = threading.Lock()
 
 @functools.cache
 def sandbox():
     return subprocess.Popen(["sleep", "1000"])
 
 def reward(prompt, completion):
-    sandbox()
+    with lock:
+        sandbox()
     return float(len(completion))
 """
 
@@ -83,13 +86,15 @@ def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
         workers = {command.child(f"rollout-{rank}") for rank in (0, 1)}
         command.until("a sandbox in each", lambda: workers == {p.ppid() for p in sleeping(command)})
         family = command.family()
-        sleeps = sleeping(command)
-        assert len(family) == NUM_PROCESSES + len(sleeps)
+        assert len(family) == NUM_PROCESSES + len(workers)
         if number == signal.SIGKILL:  # one that stands still cannot see that its launcher is gone
             kill(command.child("rollout-1"), signal.SIGSTOP)
         kill(command.process.pid, number)
         code, _ = command.finish(10.0)
-        assert gone(family[1:], 10.0) == []
+        left = gone(family[1:], 10.0)
+        for process in left:
+            process.kill()
+        assert left == []
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 

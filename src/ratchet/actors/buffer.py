@@ -225,6 +225,7 @@ class BufferActor(RoleActor[_Inbox]):
                 worker=entry.worker,
                 lease_s=self._config.lease_s,
             )
+            self._credits.lapse(entry.worker, entry.incarnation)
             self._table.reissue(entry, "lease_expired")
 
     def _role_left(self, role: RoleInfo) -> None:
@@ -242,6 +243,7 @@ class BufferActor(RoleActor[_Inbox]):
         entry = self._table.claimed(worker, incarnation, group_id, attempt)
         if entry is None:
             self.log.warning("late_finish", group=group_id, attempt=attempt, worker=worker)
+            self._credits.late(worker, incarnation)
         return entry
 
     def _finish(self, message: GroupFinished) -> None:
@@ -325,6 +327,8 @@ class BufferActor(RoleActor[_Inbox]):
         if message.term > self._term:
             self._term = message.term
             self._untrained.clear()  # the versions that would free this room will never come
+        if message.done is not None and self._is_handed(message.done):
+            self._trained(message.done)  # its own message was lost on its way
         if self._handed is not None:
             request, ready = self._handed
             if (message.term, message.step) == (request.term, request.step):
@@ -365,13 +369,17 @@ class BufferActor(RoleActor[_Inbox]):
             self._untrained.update((entry.group_id, step) for entry in queued)
         self.system.ref(request.trainer).tell(ready)
 
+    def _is_handed(self, done: StepTrained) -> bool:
+        """Whether this is the account of the batch that is out."""
+        accounted = {*done.trained, *done.rejected}
+        return (
+            self._handed is not None
+            and self._handed[0].term == done.term
+            and accounted == {entry.group_id for entry in self._table.batched()}
+        )
+
     def _trained(self, message: StepTrained) -> None:
-        accounted = {*message.trained, *message.rejected}
-        if (
-            self._handed is None
-            or self._handed[0].term != message.term
-            or accounted != {entry.group_id for entry in self._table.batched()}
-        ):
+        if self._handed is None or not self._is_handed(message):
             self.log.warning("step_fenced", term=message.term, step=message.step)
             return
         request, _ = self._handed

@@ -15,6 +15,8 @@ class _Account:
     incarnation: str
     granted: int = 0
     used: int = 0
+    lapsed: int = 0
+    """groups whose lease has ended, and which have not come to an end there"""
 
 
 class Credits:
@@ -39,6 +41,24 @@ class Credits:
         if account is None or account.incarnation != incarnation:
             account = self._accounts[worker] = _Account(incarnation)
         account.granted = max(account.granted, total)
+
+    def lapse(self, worker: str, incarnation: str) -> None:
+        """Give the credit of a group back whose lease has ended: it may never have arrived."""
+        account = self._of(worker, incarnation)
+        if account is not None:
+            account.used -= 1
+            account.lapsed += 1
+
+    def late(self, worker: str, incarnation: str) -> None:
+        """Such a group has come to its end after all, and its worker counts it as well."""
+        account = self._of(worker, incarnation)
+        if account is not None and account.lapsed:
+            account.used += 1
+            account.lapsed -= 1
+
+    def _of(self, worker: str, incarnation: str) -> _Account | None:
+        account = self._accounts.get(worker)
+        return account if account is not None and account.incarnation == incarnation else None
 
     def close(self, worker: str, incarnation: str) -> None:
         """Forget a worker that has left, unless a newer incarnation is there."""

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from ratchet.actors.step_metrics import TrainerOutput
 from ratchet.actors.system import System
-from ratchet.actors.trainer import SyncEngine, TrainerActor
+from ratchet.actors.trainer import RepeatRequest, SyncEngine, TrainerActor
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
 from ratchet.errors import StaleTerm, WeightsMismatch
@@ -77,7 +77,9 @@ class GuestTrainer(TrainerActor):
         )
         self._loop = loop
 
-    def receive(self, message: TrainerMessage | Down | RoleRegistered | SyncEngine) -> None:
+    def receive(
+        self, message: TrainerMessage | Down | RoleRegistered | SyncEngine | RepeatRequest
+    ) -> None:
         """Handle a message as every trainer does, but hear of a successor while the loop works."""
         if isinstance(message, VersionUpdated) and message.record.term > self._publisher.term > 0:
             record = message.record

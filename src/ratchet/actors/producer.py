@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from ratchet.actors.actor import Answer
 from ratchet.actors.role import BUFFER, RoleActor
@@ -47,6 +47,9 @@ from ratchet.types import (
     RolloutStats,
     VersionRecord,
 )
+
+_REPEAT_S: Final = 10.0
+"""A claim is told again so often while somebody waits."""
 
 
 class PromptTaken(Message, frozen=True):
@@ -190,15 +193,25 @@ class ProducerActor(RoleActor[_Inbox]):
 
     async def _next_under_lease(self) -> tuple[Assignment, float]:
         while True:
-            assignment, lease_end = await self._prompts.get()
+            try:
+                async with asyncio.timeout(_REPEAT_S):
+                    assignment, lease_end = await self._prompts.get()
+            except TimeoutError:
+                self._claim()  # a total: safe to repeat, and the last one may be lost
+                continue
             if self.now() < lease_end:
                 return assignment, lease_end
-            self._claim()  # it lay here too long, and is another's by now
+            self._received -= 1  # it lay here too long: the buffer has its credit back
 
     def _claim(self) -> None:
-        """Raise the running total so that each who waits gets a prompt, and `ahead` are here."""
+        """Raise the running total so that each who waits gets a prompt, and `ahead` are here.
+
+        The buffer gives the credit of a lapsed group back, until its late end comes.
+        """
+        now = self.now()
+        lapsed = sum(lease_end <= now for _, lease_end in self._leases.values())
         missing = self._num_waiting + self._ahead - self._prompts.qsize()
-        self._credit = max(self._credit, self._received + max(0, missing))
+        self._credit = max(self._credit, self._received - lapsed + max(0, missing))
         if self._credit and self._any_live:
             message = ClaimPrompts(self.name, self.role.incarnation, self._credit)
             self.system.ref(BUFFER).tell(message)

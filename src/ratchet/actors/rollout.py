@@ -73,7 +73,11 @@ class EngineReady(Message, frozen=True):
     """To itself: the engine holds a version, after it had none or another one."""
 
 
-_Inbox = RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady
+class RepeatClaim(Message, frozen=True):
+    """To itself: the last claim may have been lost, with a link."""
+
+
+_Inbox = RepeatClaim | RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady
 
 
 class RolloutActor(RoleActor[_Inbox]):
@@ -133,6 +137,7 @@ class RolloutActor(RoleActor[_Inbox]):
     async def _start(self) -> None:
         await self._engine.start()
         await self._register()
+        self.actor_ref.tell(RepeatClaim())
 
     def receive(self, message: _Inbox) -> asyncio.Task[WeightsLoaded | PolicyEvaluated] | None:
         """Handle one message; loads and evaluations reply when they are done."""
@@ -148,6 +153,8 @@ class RolloutActor(RoleActor[_Inbox]):
                 return self.spawn(self._evaluate(message), name=f"evaluate-{message.version}")
             case EngineReady():
                 self._claim()  # a total: safe to repeat
+            case RepeatClaim():
+                self._repeat_claim()
             case GroupEnded():
                 self._end(message.outcome)
             case RoleJoined():
@@ -172,6 +179,11 @@ class RolloutActor(RoleActor[_Inbox]):
         credit = self._slots + self._finished + self._failed
         message = ClaimPrompts(self.name, self.role.incarnation, credit)
         self.system.ref(BUFFER).tell(message)
+
+    def _repeat_claim(self) -> None:
+        self.after(self._config.buffer.lease_s / 2, RepeatClaim())
+        if self._in_flight < self._slots:
+            self._claim()
 
     def _claimed(self, message: PromptsClaimed) -> None:
         if message.incarnation != self.role.incarnation:

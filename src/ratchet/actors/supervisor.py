@@ -47,11 +47,7 @@ class Child(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begin a new life.
-
-        Raises:
-            Exception: what keeps it from starting; it counts as an abnormal end.
-        """
+        """Begin a new life. What it raises counts as an abnormal end."""
         ...
 
     async def ended(self) -> End:
@@ -75,8 +71,7 @@ class Member:
     restart: RestartKind = "transient"
     significant: bool = False
     stop_s: float | None = None
-    """seconds that a stop may take before the child is killed; None for a supervisor, which bounds
-    its own"""
+    """seconds until a stop becomes a kill; None for a supervisor, which bounds its own"""
 
 
 class Supervisor:
@@ -136,11 +131,7 @@ class Supervisor:
         self._task = asyncio.create_task(self._run(), name=self.name)
 
     async def ended(self) -> End:
-        """Wait until it has ended and its children are gone.
-
-        Returns:
-            "normal" if it was told to stop, or all is done; else the first cause.
-        """
+        """Wait until it and its children are gone: "normal" if told to stop or all is done."""
         return await asyncio.shield(self._running)
 
     async def stop(self) -> None:

@@ -56,13 +56,17 @@ from ratchet.types import Prompt, RoleInfo, RolloutGroup
 _RETRY_S: Final = 1.0
 
 
+class RepeatRequest(Message, frozen=True):
+    """To itself: a batch is still waited for, and the request for it may have been lost."""
+
+
 class SyncEngine(Message, frozen=True):
     """To itself: an engine has no live version yet; offer it one."""
 
     engine: RoleInfo
 
 
-_Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine
+_Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine | RepeatRequest
 
 
 class TrainerActor(RoleActor[_Inbox]):
@@ -91,6 +95,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._engines: dict[str, RoleInfo] = {}
         self._offers: set[RoleInfo] = set()  # engines that failed, to be offered weights again
         self._batch: asyncio.Future[BatchReady | None] | None = None
+        self._done: StepTrained | None = None  # the account of the last batch
         self._taken: tuple[tuple[int, int], ...] = ()  # (group, attempt) of the last batch
         self._publisher = Publisher(
             sender=sender,
@@ -166,6 +171,9 @@ class TrainerActor(RoleActor[_Inbox]):
             case RoleLeft():
                 if self._engines.get(message.role.name) == message.role:
                     del self._engines[message.role.name]
+            case RepeatRequest():
+                if self._batch is not None and not self._batch.done():
+                    self._request_batch()
             case SyncEngine():
                 self._offers.discard(message.engine)
                 self.spawn(self._sync(message.engine), name=f"sync-{message.engine.name}")
@@ -242,8 +250,8 @@ class TrainerActor(RoleActor[_Inbox]):
         else:
             rejected |= {group.group_id: "non_finite" for group in fresh}
         trained = tuple(group.group_id for group in fresh) if applied else ()
-        message = StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
-        self.system.ref(BUFFER).tell(message)
+        self._done = StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
+        self.system.ref(BUFFER).tell(self._done)
         self._stepped_at = self.now()
         if self._config.trainer.synchronous:
             await self._transferred()
@@ -278,11 +286,16 @@ class TrainerActor(RoleActor[_Inbox]):
         self._batch = asyncio.get_running_loop().create_future()
         self._request_batch()
         what = f"the batch of step {self._step + 1}"
-        return await self.wait_for(self._batch, on=BUFFER, what=what, within_s=self._patience_s)
+        try:
+            return await self.wait_for(self._batch, on=BUFFER, what=what, within_s=self._patience_s)
+        finally:
+            self._repeat.cancel()
 
     def _request_batch(self) -> None:
+        self._repeat = self.after(self.system.ask_timeout_s, RepeatRequest())
         version, step = self._publisher.position
-        self.system.ref(BUFFER).tell(RequestBatch(self.name, self._publisher.term, version, step))
+        request = RequestBatch(self.name, self._publisher.term, version, step, self._done)
+        self.system.ref(BUFFER).tell(request)
 
     async def _optimise(
         self, groups: Sequence[RolloutGroup], times: StepTimes

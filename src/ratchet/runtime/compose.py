@@ -84,7 +84,12 @@ def start_role(
         case "registry":
             store = VersionStore.open(run.versions, run=run_id)
             return VersionRegistry.start(
-                system, role.name, store=store, run_name=config.name, config=config.to_toml()
+                system,
+                role.name,
+                store=store,
+                run_name=config.name,
+                config=config.to_toml(),
+                suspect_s=config.runtime.suspect_s,
             )
         case "buffer":
             return BufferActor.start(

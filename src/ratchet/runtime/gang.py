@@ -4,17 +4,19 @@ directory.
 Consumes the directory (mode 0700, made by the agent and removed by it); produces lines for a rank
 and a rank's last words. Rank N of the node reads its `RoleSpec` and its commands from a FIFO, as a
 role reads its launcher's pipe: what is secret is in no file, no argument and no environment. The
-agent is the FIFO's only writer, so that its end of file is the agent's death, also after a kill -9.
-Waits for nothing: a rank that comes too late finds the end of file.
+agent is the FIFO's only writer, so that its end of file is the agent's death, also after a kill -9;
+and the kernel is asked to kill the rank then, for one that stands still reads nothing. Waits for
+nothing: a rank that comes too late finds the end of file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
-import shutil
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from ratchet.runtime.role import RoleOutcome
 FOLDER: Final = "RATCHET_RANKS"
 """Environment variable with the path of the directory."""
 _PIPE_BYTES: Final = 2**20
+_PR_SET_PDEATHSIG: Final = 1
 _TERMINATED: Final = -15
 """Exit code of a rank that the agent ended because of another."""
 
@@ -97,6 +100,7 @@ class RankFiles:
         os.set_blocking(reader, True)
         os.dup2(reader, 0)
         os.close(reader)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=self._end_with_agent, daemon=True, name="agent").start()
 
     def say(self, outcome: RoleOutcome) -> None:
@@ -109,7 +113,6 @@ class RankFiles:
         poll = select.poll()
         poll.register(0, 0)  # the end of the last writer, and not what is to be read
         poll.poll()
-        shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(1)
 
 

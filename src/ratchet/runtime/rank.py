@@ -153,6 +153,11 @@ def _leave_on_sigterm() -> None:
 
 
 def _run(spec: RoleSpec, rank: int, folder: Path) -> RoleOutcome:
+    from ratchet.runtime.base_model import ensure_base_model
+
+    # before there are ranks: transformers writes a model on rank 0 alone
+    run = RunDirectory(Path(spec.run_dir))
+    ensure_base_model(spec.load_config() if spec.config else run.load_config(), run.base)
     join(spec, spec.ranks or RankSpec(1), rank, folder)
     if rank:
         return run_follower(spec, rank)

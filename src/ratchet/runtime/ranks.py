@@ -13,8 +13,9 @@ unblocks it:
   `role.STOP_S`.
 * SIGTERM: the same. Rank 0 stops as a role does, and the others with it, as it closes its backend.
 * The end of standard input: the launcher is gone, and this process leaves at once.
-* However this process leaves, also by a kill -9, the ranks see the end of a FIFO that only it
-  writes to, and leave at once.
+* However this process leaves, also by a kill -9, the kernel kills the ranks. (After a kill -9 the
+  private directory stays behind until the launcher removes that of its sockets, where it is if
+  there is one; nothing in it is secret.)
 
 There are no restarts: a trainer that starts again from the base model is a new run. That wants a
 checkpoint to start from; then `max_restarts` of the agent is the place to say how often.
@@ -43,6 +44,7 @@ from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.gang import FOLDER, Death, LastWords, RankFiles, first_cause
 from ratchet.runtime.placement import RankSpec, RoleSpec
 from ratchet.runtime.role import EXIT_CODES, STOP_S, RoleOutcome, log_name
+from ratchet.transport.mailbox.address import Address
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -181,7 +183,9 @@ def _run(spec: RoleSpec, commands: IO[bytes]) -> RoleOutcome:
     log = configure_logging(
         run.logs / f"{name}.jsonl", role=name, run=spec.run_id, level=spec.level
     )
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-ranks-"))  # mode 0700
+    listen = Address.parse(spec.listen)
+    inside = Path(listen.host).parent if listen.kind == "unix" else None
+    folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=inside))  # mode 0700
     os.environ[FOLDER] = str(folder)
     try:
         gang = Gang(spec, ranks, folder, log)

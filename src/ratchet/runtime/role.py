@@ -143,6 +143,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
             heartbeat_s=config.runtime.heartbeat_s,
             suspect_s=config.runtime.suspect_s,
             dead_s=config.runtime.dead_s,
+            delivery_s=config.runtime.ask_timeout_s,
         ),
     )
     system.remote = node

@@ -3,8 +3,8 @@
 Consumes children, one per role that is placed here, and what the roles say at their end; produces
 the supervisor of them all and one outcome. Waits for that supervisor, or to be told to stop.
 
-    root: one_for_all, no restarts      until the trainer ends in order, or, where it is not
-      registry                          placed here, until all do
+    root: one_for_all, no restarts      until the trainer ends in order; where it is not placed
+      registry                          here, until the registry does; without both, until all do
       buffer
       trainer-0
       workers: as runtime.* says
@@ -99,16 +99,18 @@ def build_tree(
         on_escalation: told the cause before the roles are stopped; unless it came from the
             registry, or the run goes on with another in the place of a role here.
     """
-    has_trainer = any(kind == "trainer" for kind, _ in children)
+    # the registry outlives the trainer of another launcher until all roles have heard of the end
+    placed = {kind for kind, _ in children}
+    leader = next((kind for kind in ("trainer", "registry") if kind in placed), None)
     members = [
-        Member(child, significant=kind == "trainer" or not has_trainer, stop_s=STOP_S[kind])
+        Member(child, significant=leader in {kind, None}, stop_s=STOP_S[kind])
         for kind, child in children
         if kind != "rollout"
     ]
     rollouts = [child for kind, child in children if kind == "rollout"]
     if rollouts:
         workers = _workers(rollouts, config, log)
-        members.append(Member(workers, significant=not has_trainer))
+        members.append(Member(workers, significant=leader is None))
 
     async def escalated(verdict: Escalate) -> None:
         cause = _outcome(verdict.first)
@@ -116,7 +118,7 @@ def build_tree(
         if on_escalation is not None and is_news:
             await on_escalation(cause.detail)
 
-    rules = Rules("one_for_all", max_restarts=0, until="any" if has_trainer else "all")
+    rules = Rules("one_for_all", max_restarts=0, until="all" if leader is None else "any")
     return Supervisor("root", members, rules, log=log, on_escalation=escalated)
 
 

@@ -325,11 +325,13 @@ def test_a_lease_ends_and_the_prompt_is_issued_again() -> None:
         (c,) = await world.claim(3)
         await world.finish(b)
         await asyncio.sleep(LEASE_S / 2 + 1)
-        (again,) = await world.claim(4)
+        again = world.assignments[-1]  # the credit came back with the lease
         assert (again.group_id, again.attempt) == (a.group_id, 1)
+        assert await world.claim(3) == []
         assert [e["group"] for e in world.system.log.named("lease_expired")] == [a.group_id]
         await world.finish(a)  # too late: its second attempt is under way
         assert world.system.log.named("late_finish")[0]["attempt"] == 0
+        assert await world.claim(4) == []  # its credit was spent again
         await world.finish(again)
         await world.finish(c)
         await world.request()

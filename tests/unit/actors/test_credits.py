@@ -56,3 +56,20 @@ def test_the_last_words_of_a_dead_worker_give_no_credit() -> None:
     credits.grant("r0", "b", 2)
     credits.grant("r0", "a", 9)
     assert take_all(credits) == [("r0", "b")] * 2
+
+
+def test_a_lapsed_lease_gives_its_credit_back_until_its_group_ends_after_all() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 2)
+    assert take_all(credits) == [("r0", "a")] * 2
+    credits.lapse("r0", "a")  # its message may have been lost with a link
+    assert take_all(credits) == [("r0", "a")]
+    credits.late("r0", "a")  # it was not: its worker counts it as ended, and claims for it
+    credits.grant("r0", "a", 3)
+    assert take_all(credits) == []
+    credits.late("r0", "a")  # once
+    credits.grant("r0", "a", 4)
+    assert take_all(credits) == [("r0", "a")]
+    credits.lapse("r0", "b")  # another life
+    credits.lapse("r1", "a")
+    assert take_all(credits) == []

@@ -114,7 +114,12 @@ def test_values_that_json_does_not_have(log: BoundLog, path: Path) -> None:
     log.info("b", surrogate="\ud800", endless=endless, plain=[1])
     a, b = lines(path)[1:]
     assert (a["nan"], a["path"]) == (None, repr(Path("/x")))
-    assert a["role_info"] == {"kind": "trainer", "name": "t", "incarnation": "i"}
+    assert a["role_info"] == {
+        "kind": "trainer",
+        "name": "t",
+        "incarnation": "i",
+        "address": "",
+    }
     assert (b["level"], b["event"], b["plain"]) == ("info", "b", [1])
     assert b["surrogate"] == r"'\ud800'"
     assert "[deeper than 16]" in str(b["endless"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -262,7 +263,7 @@ def test_it_kills_the_groups_that_are_left_and_no_others() -> None:
         assert gone.poll() is None
     finally:
         for process in groups:
-            if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         watch.kill()

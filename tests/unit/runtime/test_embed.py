@@ -151,6 +151,15 @@ def test_a_trainer_that_was_replaced_is_fenced_wherever_it_stands(mini: MiniRun)
     assert not mini.directory.summary.exists()  # the run goes on
 
 
+def test_a_trainer_hears_of_its_successor_while_its_loop_computes(mini: MiniRun) -> None:
+    with ratchet.join(mini.directory.root) as run:
+        first = run.trainer(Policy(), name="first")
+        next(first.batches())
+        second = run.trainer(Policy(), name="second")
+        next(second.batches())
+        eventually(lambda: "first" not in {r.role.name for r in run.status().roles if r.up})
+
+
 def test_a_batch_is_published_or_skipped_before_the_next(mini: MiniRun) -> None:
     with ratchet.join(mini.directory.root) as run:
         trainer = run.trainer(Policy())

@@ -332,15 +332,29 @@ def test_who_is_cancelled_stops_its_roles_first() -> None:
 ROLLOUTS = ALL[3:]
 
 
-def test_without_the_trainer_it_ends_when_all_are_finished() -> None:
+def test_without_the_trainer_it_ends_when_the_registry_has_seen_all_off() -> None:
     async def body(world: World) -> None:
-        for name in ("rollout-0", "registry", "rollout-1"):
+        for name in ("rollout-0", "buffer"):
             world[name].end("finished", "3 steps")
             await asyncio.sleep(100)
             assert not world.outcome.done()
-        world["buffer"].end("finished", "3 steps")
+        world["registry"].end("finished", "3 steps")  # rollout-1 has not heard of the end
+        await asyncio.sleep(10)
+        assert world.stopped == ["rollout-1"]
 
     roles = tuple(role for role in ALL if role[0] != "trainer")
+    assert scenario(body, roles)[0] == RoleOutcome("finished", "3 steps")
+
+
+def test_without_trainer_and_registry_it_ends_when_all_are_finished() -> None:
+    async def body(world: World) -> None:
+        world["buffer"].end("finished", "3 steps")
+        await asyncio.sleep(100)
+        assert not world.outcome.done()
+        for name in ("rollout-0", "rollout-1"):
+            world[name].end("finished", "3 steps")
+
+    roles = tuple(role for role in ALL if role[0] in {"buffer", "rollout"})
     assert scenario(body, roles)[0] == RoleOutcome("finished", "3 steps")
 
 

@@ -27,7 +27,7 @@ from ratchet.transport.mailbox.tls import Guest, begins_like_tls, not_both_tls
 _READ_BYTES = 512 << 10
 _REASON_CHARACTERS = 1000  # a reason fits into a frame of a hello
 _WRITE_BYTES = 256 << 10  # what may wait in this process in front of a control message
-_SOCKET_BYTES: Final = 128 << 10
+_SOCKET_BYTES: Final = 256 << 10
 """What may wait in the kernel in front of it, where the kernel can be told."""
 
 

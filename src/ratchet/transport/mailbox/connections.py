@@ -63,6 +63,14 @@ class Connections:
         """Return the names that are claimed at the other ends."""
         return {each.handshake.peer.name for each in self._open if each.handshake.peer}
 
+    def newcomer(self, name: str) -> str | None:
+        """Return the incarnation of a node of the run that is about to finish its hello here."""
+        for each in self._open:
+            peer = each.handshake.peer
+            if peer is not None and peer.name == name and each.handshake.awaits_resume:
+                return peer.incarnation
+        return None
+
     def failed(self, connection: Connection, error: Exception) -> None:
         """Log why a hello failed, once for each peer and reason; who dialled logs on its own."""
         self.num_refused += 1

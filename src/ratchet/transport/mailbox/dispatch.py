@@ -214,8 +214,8 @@ class _RemoteWatcher:
         self._watch_id = watch_id
 
     @property
-    def name(self) -> str:
-        return self._peer.name
+    def name(self) -> str:  # of one watch: an actor tells each name once
+        return f"{self._peer.name}#{self._watch_id}"
 
     def tell(self, message: Message) -> None:
         if isinstance(message, Down) and self._peer.session_key == self._watched_in:

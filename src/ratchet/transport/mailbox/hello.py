@@ -107,6 +107,11 @@ class Handshake:
         return self._claimed[:100]
 
     @property
+    def awaits_resume(self) -> bool:
+        """The dialler has proved itself, and was told the life that it will find here."""
+        return not self.dials and bool(self.peer_life) and not self.done
+
+    @property
     def dials(self) -> bool:
         """This end dialled."""
         return self._wanted is not None

@@ -50,6 +50,12 @@ class Hub(Protocol):
         """Return the address to dial, or None if nobody knows it."""
         ...
 
+    def newcomer(self, name: str) -> str | None:
+        """Return the incarnation that has been promised our present life, and is about to take it
+        up.
+        """
+        ...
+
     async def dial(self, name: str) -> None:
         """Open a connection to the peer; it is then with `Peer.take`."""
         ...

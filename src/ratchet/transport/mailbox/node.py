@@ -255,6 +255,10 @@ class Node:
         self._refs[name] = ref
         return True
 
+    def newcomer(self, name: str) -> str | None:
+        """Return the incarnation that is about to finish its hello: `Hub`."""
+        return self._connections.newcomer(name)
+
     def where(self, name: str) -> Address | None:
         """Return the address to dial, or None if nobody knows it: `Hub`."""
         try:

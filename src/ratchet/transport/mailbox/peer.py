@@ -308,7 +308,11 @@ class Peer:
         note = self._news if in_order else self._alarm
         note("peer_ended", peer=self.name, reason=str(error))
         self.gone = error
-        self._give_up(error, life=self._new_life())
+        # a later life that has been told our life, in a hello that is not over yet, will come with
+        # it; the one that has ended will not
+        newcomer = self._hub.newcomer(self.name)
+        keep = newcomer is not None and newcomer != self.incarnation
+        self._give_up(error, life=self.session.life if keep else self._new_life())
 
     def _give_up(self, error: RatchetError, *, life: str) -> None:
         lost = self.session.end(life)
