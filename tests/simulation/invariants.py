@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.simulation.loop import Process, current_process
 
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY
 from ratchet.messages import (
@@ -71,7 +72,7 @@ class Watch:
         self._capacity = (
             config.buffer.batch_groups if config.trainer.synchronous else config.buffer.capacity
         )
-        self._heard: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._heard: defaultdict[Process | None, list[tuple[int, int]]] = defaultdict(list)
         self._held: dict[tuple[str, str], int] = {}
         self._num_stamped: Counter[tuple[str, str]] = Counter()
         self._held_versions: set[int] = set()
@@ -130,7 +131,7 @@ class Watch:
             self.broken.set()
 
     def _only_forward(self, receiver: str, record: VersionRecord) -> None:
-        heard = self._heard[receiver]
+        heard = self._heard[current_process.get()]  # this life of the receiver
         last = heard[-1] if heard else (0, -1)
         new = record.term, record.version
         forward = new[0] >= last[0] and new[1] > last[1]
@@ -184,9 +185,11 @@ class Watch:
         self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
 
     def _engines_only_forward(self) -> None:
-        for worker in self._world.workers.values():
+        for worker in self._world.lives:
             key = worker.name, worker.incarnation
             stamped = worker.engine.stamped
+            if len(stamped) == self._num_stamped[key]:
+                continue
             for version, weights in stamped[self._num_stamped[key] :]:
                 last = self._held.get(key, -1)
                 self._expect(version >= last, "I1", f"{key} went from version {last} to {version}")

@@ -266,6 +266,8 @@ class World:
         self.logs: dict[str, RecordingLog] = {}
         self.trainers: list[Trainer] = []
         self.workers: dict[str, Worker] = {}
+        self.lives: list[Worker] = []
+        """every worker that ever was"""
         self.lost_workers: list[tuple[str, str]] = []
         """(name, reason) of workers that ended on their own"""
         self.ends: dict[str, ProcessEnd] = {}
@@ -343,6 +345,7 @@ class World:
             ),
         )
         worker = self.workers[name] = Worker(name, host.incarnation, host, engine, end)
+        self.lives.append(worker)
         self._supervisors.append(asyncio.ensure_future(self._supervise(worker)))
 
     async def _supervise(self, worker: Worker) -> None:
