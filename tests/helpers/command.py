@@ -77,6 +77,19 @@ class Command:
             self.process.communicate()
 
 
+def descendants() -> list[psutil.Process]:
+    """What the test's own process has started, but for the helpers that multiprocessing keeps."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "multiprocessing" not in " ".join(_command_of(child))]
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
 def gone(processes: Sequence[psutil.Process], within_s: float) -> list[psutil.Process]:
     """Wait for processes to end; return those that did not."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)

@@ -68,9 +68,13 @@ def test_a_stopped_process_is_named_with_what_waits_on_it(tmp_path: Path) -> Non
     with Command(CONFIG, run) as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)
         seen = Seen(command)
-        view, _ = seen.until("all roles", all_respond)
+        view, _ = seen.until(
+            "all roles, and two steps",
+            lambda view: (
+                all_respond(view) and role(view, "trainer-0")["report"]["facts"]["step"] >= 2
+            ),
+        )
         assert view["status"]["live"] is not None
-        assert role(view, "trainer-0")["report"]["facts"]["step"] >= 2
         assert role(view, "buffer")["report"]["facts"]["capacity"] == 8
         assert role(view, "rollout-0")["report"]["pid"] == command.child("rollout-0")
 
@@ -79,7 +83,7 @@ def test_a_stopped_process_is_named_with_what_waits_on_it(tmp_path: Path) -> Non
         view, seconds = seen.until(
             "silence", lambda view: "rollout-0 has not responded" in view["verdict"]
         )
-        assert seconds < 6.0
+        assert seconds < 8.0  # suspect_s is 5, a heartbeat 1; then the answer of a busy machine
         assert role(view, "rollout-0")["connected"]  # its process is there
         assert all(role(view, name)["silent_s"] < 2.5 for name in ROLES if name != "rollout-0")
         command.until("a word in the log", lambda: command.events("registry-0", "role_suspected"))

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.actors import RecordingLog
+from tests.helpers.command import descendants
 
 from ratchet.actors.restarts import End
 from ratchet.runtime import reaper
@@ -109,7 +110,7 @@ def until_it_is_a_zombie(pid: int) -> None:
 
 
 def family() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return descendants()
 
 
 def test_its_last_words_are_its_end_however_long_and_each_life_has_its_own_spec(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 from tests.helpers.actors import RecordingLog
+from tests.helpers.command import descendants
 from tests.helpers.config import small_config
 
 from ratchet.runtime import processes
@@ -112,7 +113,7 @@ def scenario(
             return await running, world
 
     outcome = asyncio.run(main())
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() == []
     return outcome
 
 
