@@ -1,25 +1,35 @@
 # ruff: noqa: T201 - a command prints
-"""`python -m tests.simulation SEED` replays a world; `--worlds N [--from SEED]` runs many."""
+"""`python -m tests.simulation SEED` replays a world; without a seed it runs many fresh ones.
+
+python -m tests.simulation 1016                            one world, with its trace and faults
+python -m tests.simulation --worlds 500                    so many fresh ones, failures shrunk
+python -m tests.simulation --seconds 600 --jobs 2          as many as go into ten minutes
+python -m tests.simulation 1055 --mutant engine_takes_any_term
+python -m tests.simulation --find all                      the first world that catches each mutant
+"""
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import math
 import secrets
+import subprocess
 import sys
 import time
-from collections import Counter
 
+import msgspec
+from tests.simulation.coverage import Tally, report
 from tests.simulation.draw import draw
 from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.simulate import explain, run
+from tests.simulation.simulate import commit, explain, run
 
 
 def replay(seed: int, *, quiet: bool) -> int:
     """Run one world and print all of it."""
     plan = draw(seed)
+    print(f"commit {commit()}")
     print(plan.config.to_toml())
-    print(plan.delays, f"num_prompts={plan.num_prompts}")
+    print(plan.delays, plan.links, f"num_prompts={plan.num_prompts}")
     for fault in plan.faults:
         print("fault:", fault)
     outcome = run(plan)
@@ -38,52 +48,93 @@ def replay(seed: int, *, quiet: bool) -> int:
     return 1 if outcome.problems else 0
 
 
-def many(first: int, count: int, *, most: int) -> int:
-    """Run worlds and print a summary with what they covered."""
-    statuses: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
-    pairs: Counter[tuple[str, ...]] = Counter()
-    messages: Counter[str] = Counter()
-    leaks: Counter[str] = Counter()
-    failed, virtual_s, started = 0, 0.0, time.monotonic()
-    for seed in range(first, first + count):
+def many(first: int, step: int, worlds: float, seconds: float, most: int) -> Tally:
+    """Run every `step`-th world from `first` until one of the limits is reached."""
+    tally, until, seed = Tally(), time.monotonic() + seconds, first
+    while tally.worlds < worlds and time.monotonic() < until and tally.failed < most:
         outcome = run(draw(seed))
-        statuses[outcome.status] += 1
-        virtual_s += outcome.virtual_s
-        kinds.update(fault.kind for fault in outcome.plan.faults)
-        pairs.update(itertools.combinations(sorted(outcome.kinds), 2))
-        messages.update(outcome.messages)
-        leaks.update(outcome.leaks)
+        tally.add(outcome)
         if outcome.problems:
-            failed += 1
-            print(explain(outcome), flush=True)
-            if failed >= most:
-                count = seed - first + 1
-                break
-    print(f"{count} worlds from seed {first}: {failed} failed; {dict(statuses)}")
-    print(f"{virtual_s / 3600:.1f} virtual hours in {time.monotonic() - started:.0f} s")
-    print(f"{kinds.total()} faults: {dict(kinds.most_common())}")
-    print(f"{len(pairs)} pairs of kinds, least often: {pairs.most_common()[-3:]}")
-    print(f"messages: {dict(messages.most_common())}")
-    print(f"leaks: {dict(leaks)}")
-    return 1 if failed else 0
+            tally.failed += 1
+            tally.failures.append(explain(outcome))
+            print(tally.failures[-1], file=sys.stderr, flush=True)
+        seed += step
+    return tally
+
+
+def spread(options: argparse.Namespace, first: int) -> Tally:
+    """Run the same in several processes, each with its share of the seeds."""
+    worlds = ["--worlds", str(math.ceil(options.worlds / options.jobs))] if options.worlds else []
+    mutant = ["--mutant", options.mutant] if options.mutant else []
+    commands = [
+        [
+            sys.executable, "-m", "tests.simulation", "--json", "--from", str(first + job),
+            "--step", str(options.jobs), "--seconds", str(options.seconds),
+            "--most", str(options.most), *worlds, *mutant,
+        ]
+        for job in range(options.jobs)
+    ]  # fmt: skip
+    processes = [subprocess.Popen(c, stdout=subprocess.PIPE) for c in commands]
+    whole = Tally()
+    for process in processes:
+        output, _ = process.communicate()
+        whole.merge(msgspec.json.decode(output, type=Tally))
+    return whole
+
+
+def find(name: str, first: int, worlds: int) -> int | None:
+    """Return the first seed whose world catches a mutant, and is fine without it."""
+    for seed in range(first, first + worlds):
+        with planted(name):
+            caught = run(draw(seed)).problems
+        if caught and not run(draw(seed)).problems:
+            print(f"{name}: seed {seed}, {seed - first + 1} worlds, {caught[0]}", flush=True)
+            return seed
+    print(f"{name}: none of {worlds} worlds from seed {first}", flush=True)
+    return None
 
 
 def main() -> int:
     """Parse and run."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("seed", nargs="?", type=int, help="replay this world")
     parser.add_argument("--worlds", type=int, help="run so many worlds")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="run for so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--from", dest="first", type=int, help="first seed; random by default")
+    parser.add_argument("--step", type=int, default=1, help="from one seed to the next")
     parser.add_argument("--most", type=int, default=20, help="stop after so many failures")
     parser.add_argument("--quiet", action="store_true", help="no trace")
+    parser.add_argument("--json", action="store_true", help="the tally, for another process")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with this fault put back")
+    parser.add_argument("--find", help="a mutant, or all: the first world that catches it")
     options = parser.parse_args()
+    if options.find is not None:
+        names = sorted(MUTANTS) if options.find == "all" else [options.find]
+        found = [find(name, options.first or 0, options.worlds or 300) for name in names]
+        return 1 if None in found else 0
+    if options.worlds is None and options.seconds == math.inf:
+        options.worlds = 20
+    first = options.first if options.first is not None else secrets.randbelow(10**9)
     with planted(options.mutant):
         if options.seed is not None:
             return replay(options.seed, quiet=options.quiet)
-        first = options.first if options.first is not None else secrets.randbelow(10**9)
-        return many(first, options.worlds or 20, most=options.most)
+        started = time.monotonic()
+        if options.jobs > 1:
+            tally = spread(options, first)
+        else:
+            worlds = options.worlds or math.inf
+            tally = many(first, options.step, worlds, options.seconds, options.most)
+    if options.json:
+        sys.stdout.buffer.write(msgspec.json.encode(tally))
+    else:
+        print(f"seeds from {first}, commit {commit()}")
+        print("\n".join(report(tally, time.monotonic() - started)))
+    return 1 if tally.failed else 0
 
 
 if __name__ == "__main__":

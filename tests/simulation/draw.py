@@ -7,16 +7,18 @@ workers than prompts, leases that are as short as the groups are long.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.helpers.config import small_config
 from tests.simulation import faults as f
-from tests.simulation.world import Delays
+from tests.simulation.world import Delays, Links
 
-from ratchet.actors.role import rollout_name
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
 from ratchet.config import Config
+from ratchet.transport.mailbox.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,36 @@ class Plan:
     delays: Delays
     num_prompts: int
     faults: tuple[f.Fault, ...]
+    links: Links = field(default_factory=Links)
+
+    @property
+    def fatal(self) -> tuple[f.Fault, ...]:
+        """Faults that end a run: what it cannot do without dies, or is given up by the others."""
+        silent_s: Counter[str] = Counter()
+        for fault in self.faults:
+            if isinstance(fault, f.Freeze | f.Silence):
+                silent_s[fault.name] += fault.for_s
+        given_up = {
+            name
+            for name, seconds in silent_s.items()
+            if not name.startswith("rollout") and seconds > self.links.limits.dead_s / 2
+        }
+        return tuple(
+            fault
+            for fault in self.faults
+            if isinstance(fault, f.Crash | f.BadDisk)
+            or (isinstance(fault, f.Freeze | f.Silence) and fault.name in given_up)
+        )
+
+    @property
+    def on_disk(self) -> bool:
+        """The files are real ones."""
+        return any(isinstance(fault, f.Crash) for fault in self.faults)
+
+    @property
+    def blinds(self) -> bool:
+        """Somebody may not hear of an end in time."""
+        return any(isinstance(fault, f.Freeze | f.Silence | f.SlowReader) for fault in self.faults)
 
     @property
     def may_fail(self) -> tuple[str, ...]:
@@ -44,32 +76,49 @@ class Plan:
 def draw(seed: int) -> Plan:
     """Draw a world."""
     rng = random.Random(f"plan/{seed}")
+    # a laptop's seconds, or a cluster's minutes: everything that takes time, but for messages
+    scale = rng.choice([1.0, 1.0, 10.0, 30.0, 60.0])
     delays = Delays(
-        step_s=rng.choice([0.1, 2.0, 10.0, 40.0]),
-        token_s=rng.choice([0.05, 0.5, 3.0]),
+        step_s=rng.choice([0.1, 2.0, 10.0, 40.0]) * scale,
+        token_s=rng.choice([0.05, 0.5, 3.0]) * scale,
         move_s=rng.choice([0.01, 0.5, 5.0]),
         load_s=rng.choice([0.001, 0.1, 2.0]),
         message_s=rng.choice([0.0005, 0.002, 0.05]),
         tail_share=rng.choice([0.0, 0.0, 0.02, 0.2]),
         tail_s=rng.choice([0.1, 2.0]),
     )
-    config = _config(rng, delays, seed)
-    names = [rollout_name(rank) for rank in range(config.rollout.num_workers)]
+    links = _links(rng, scale)
+    config = _config(rng, delays, links, seed)
     # a world without faults would take about this long
     generation_s = delays.token_s * config.rollout.max_tokens * 3
     horizon = config.trainer.num_steps * (delays.step_s + delays.move_s + generation_s) + 5
-    count = rng.choice([0, 1, 1, 2, 2, 3, 4, 6])
-    drawn = [_fault(rng, names, horizon) for _ in range(count)]
+    count = rng.choice([0, 1, 2, 3, 4, 6, 30, 120]) if scale > 1 else rng.choice([0, 1, 2, 3, 6])
+    names = [rollout_name(rank) for rank in range(config.rollout.num_workers)]
+    drawn = [_fault(rng, names, horizon, links.limits.dead_s) for _ in range(count)]
+    if rng.random() < 0.1:
+        drawn.append(_last(rng, horizon, links.limits.dead_s))
     return Plan(
         seed=seed,
         config=config,
         delays=delays,
+        links=links,
         num_prompts=rng.choice([1, 2, 7, 50]),
         faults=tuple(sorted(drawn, key=lambda fault: fault.at)),
     )
 
 
-def _config(rng: random.Random, delays: Delays, seed: int) -> Config:
+def _links(rng: random.Random, scale: float) -> Links:
+    heartbeat_s = rng.choice([1.0, 2.0]) * scale
+    limits = Limits(
+        heartbeat_s=heartbeat_s,
+        suspect_s=5 * heartbeat_s,
+        dead_s=15 * heartbeat_s,
+        delivery_s=30 * heartbeat_s,
+    )
+    return Links(limits, drift=rng.choice([0.0, 1e-4, 0.02]), moves=rng.random() < 0.5)
+
+
+def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Config:
     group_size = rng.choice([1, 2, 2, 2, 3])
     max_tokens = rng.choice([1, 2, 4])
     group_s = delays.token_s * max_tokens
@@ -102,21 +151,25 @@ def _config(rng: random.Random, delays: Delays, seed: int) -> Config:
             "num_steps": rng.choice([2, 5, 8, 12]),
             "synchronous": rng.random() < 0.2,
             # far longer than faults and leases together: who runs into it hangs
-            "batch_timeout_s": 50.0 if hopeless else 2000.0 + 30 * lease_s,
+            "batch_timeout_s": 50.0 if hopeless else 2e5,
         },
         weights={"timeout_s": rng.choice([20.0, 60.0])},
         eval={"num_prompts": rng.choice([0, 0, 3, 8])},
+        runtime={"ask_timeout_s": links.limits.delivery_s},
     )
     return config.model_copy(update={"seed": seed})
 
 
-def _fault(rng: random.Random, names: list[str], horizon: float) -> f.Fault:
-    at = rng.choice([0.0, rng.uniform(0, 1.0), rng.uniform(0, horizon), rng.uniform(0, horizon)])
-    at = round(at, 3)
+def _fault(rng: random.Random, names: list[str], horizon: float, dead_s: float) -> f.Fault:
+    at = _moment(rng, horizon)
     name = rng.choice(names)
     some = tuple(n for n in names if rng.random() < 0.5) or (name,)
     which = rng.choice([(name,), some, tuple(names)])
+    role = rng.choice([name, name, REGISTRY, BUFFER, TRAINER])
     for_s = rng.choice([1.0, horizon / 4, horizon])
+    short_s = dead_s * rng.choice([0.02, 0.2, 0.45])
+    long_s = dead_s * rng.choice([0.7, 1.5, 8.0])
+    stop_s = rng.choice([short_s, long_s]) if role == name else short_s
     makers: list[Callable[[], f.Fault]] = [
         lambda: f.Kill(
             at, which, rng.choice([0.0, 0.001, 1.0, 30.0, 100.0]), rng.choice([1, 1, 2])
@@ -124,9 +177,12 @@ def _fault(rng: random.Random, names: list[str], horizon: float) -> f.Fault:
         lambda: f.Kill(
             at, which, rng.choice([0.0, 0.01, 5.0]), rng.choice([1, 2, 3]), rng.randrange(1, 200)
         ),
-        lambda: f.Silence(
-            at, name, rng.choice([0.5, 10, 25, 45, 120]), rng.choice(["in", "out", "both"])
-        ),
+        lambda: f.Silence(at, role, stop_s, rng.choice(["in", "out", "both"])),
+        lambda: f.Freeze(at, role, stop_s),
+        lambda: f.Cut(at, role),
+        lambda: f.SlowReader(at, role, rng.choice([1e4, 1e5]), for_s),
+        lambda: f.WallClock(at, role, rng.choice([-1e5, -1.0, 3600.0])),
+        lambda: f.DoubleStart(at, name),
         lambda: f.LoseTransfer(at, which),
         lambda: f.SlowTransfer(at, name, rng.choice([1.0, 15.0, 100.0])),
         lambda: f.CorruptTransfer(at, name),
@@ -134,9 +190,28 @@ def _fault(rng: random.Random, names: list[str], horizon: float) -> f.Fault:
             at, rng.choice(["reward", "generation", "hang"]), rng.choice([0.2, 0.7, 1.0]), for_s
         ),
         lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 1, 2, 2, 4])),
-        lambda: f.Duplicate(at, rng.choice([0.05, 0.5]), for_s),
         lambda: f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),
     ]
-    if rng.random() < 0.05:
-        return f.Stop(at)
     return rng.choice(makers)()
+
+
+def _last(rng: random.Random, horizon: float, dead_s: float) -> f.Fault:
+    """What ends a run."""
+    at = _moment(rng, horizon)
+    writer = rng.choice([REGISTRY, BUFFER])
+    makers: list[Callable[[], f.Fault]] = [
+        lambda: f.Stop(at),
+        lambda: f.Crash(at, writer, rng.random() < 0.5),
+        lambda: f.Crash(at, writer, rng.random() < 0.5),
+        lambda: f.BadDisk(
+            at, writer, rng.choice(["database or disk is full", "disk I/O error"]), 10.0
+        ),
+        lambda: f.Freeze(at, rng.choice([REGISTRY, BUFFER, TRAINER]), dead_s * 8),
+        lambda: f.Silence(at, rng.choice([REGISTRY, BUFFER, TRAINER]), dead_s * 8, "both"),
+    ]
+    return rng.choice(makers)()
+
+
+def _moment(rng: random.Random, horizon: float) -> float:
+    drawn = [0.0, rng.uniform(0, 1.0), rng.uniform(0, horizon), rng.uniform(0, horizon)]
+    return round(rng.choice(drawn), 3)

@@ -12,7 +12,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ratchet.actors.role import TRAINER
+from tests.simulation.disk import fail
+
+from ratchet.actors.role import REGISTRY, TRAINER
 from ratchet.messages import Message, StopTraining
 
 if TYPE_CHECKING:
@@ -61,14 +63,14 @@ class Kill(Fault):
             nonlocal left
             left -= 1
             if left == 0:
-                asyncio.get_running_loop().call_soon(lambda: _go(self._kill(world)))
+                world.network.loop.call_in(None, 0.0, lambda: _go(self._kill(world)))
 
         world.network.observers.append(count)
 
     async def _kill(self, world: World) -> None:
         for _ in range(self.times):
             for name in self.names:
-                world.network.kill(name)
+                world.kill(name)
             await asyncio.sleep(self.restart_s)
             for name in self.names:
                 world.start_rollout(name)
@@ -133,9 +135,7 @@ class Sabotage(Fault):
 
     def strike(self, world: World) -> None:
         setattr(world.trouble, self.what, self.share)
-        asyncio.get_running_loop().call_later(
-            self.for_s, lambda: setattr(world.trouble, self.what, 0.0)
-        )
+        world.network.loop.call_in(None, self.for_s, lambda: setattr(world.trouble, self.what, 0.0))
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,87 @@ class NonFinite(Fault):
 
 
 @dataclass(frozen=True)
-class Duplicate(Fault):
-    """For a while, a share of what is told arrives twice."""
+class DoubleStart(Fault):
+    """A worker is started although it runs: a second process takes its name."""
 
-    share: float
+    name: str
+
+    def strike(self, world: World) -> None:
+        world.start_rollout(self.name, beside=True)
+
+
+@dataclass(frozen=True)
+class Freeze(Fault):
+    """A process is stopped, and goes on later: SIGSTOP, SIGCONT."""
+
+    name: str
     for_s: float
 
     def strike(self, world: World) -> None:
-        world.network.duplicate_share = self.share
-        asyncio.get_running_loop().call_later(
-            self.for_s, lambda: setattr(world.network, "duplicate_share", 0.0)
-        )
+        host = world.network.hosts.get(self.name)
+        if host is not None and host.lives:
+            world.network.freeze(host, self.for_s)
+
+
+@dataclass(frozen=True)
+class Cut(Fault):
+    """A process loses every connection, in the middle of whatever is under way."""
+
+    name: str
+
+    def strike(self, world: World) -> None:
+        world.network.wire.cut(self.name)
+
+
+@dataclass(frozen=True)
+class SlowReader(Fault):
+    """A process reads so slowly that whoever writes to it has to pause."""
+
+    name: str
+    bytes_per_s: float
+    for_s: float
+
+    def strike(self, world: World) -> None:
+        rates = world.network.wire.bytes_per_s
+        rates[self.name] = self.bytes_per_s
+        world.network.loop.call_in(None, self.for_s, lambda: rates.pop(self.name, None))
+
+
+@dataclass(frozen=True)
+class WallClock(Fault):
+    """The wall clock of a process jumps."""
+
+    name: str
+    by_s: float
+
+    def strike(self, world: World) -> None:
+        host = world.network.hosts.get(self.name)
+        if host is not None:
+            host.wall_jump_s += self.by_s
+
+
+@dataclass(frozen=True)
+class Crash(Fault):
+    """The registry or the buffer dies, perhaps with its machine: the run ends, the files remain."""
+
+    name: str
+    power: bool
+
+    def strike(self, world: World) -> None:
+        world.crash(self.name, power=self.power)
+
+
+@dataclass(frozen=True)
+class BadDisk(Fault):
+    """Nothing can be written for a while."""
+
+    name: str
+    error: Literal["database or disk is full", "disk I/O error"]
+    for_s: float
+
+    def strike(self, world: World) -> None:
+        store = world.store if self.name == REGISTRY else world.ledger
+        world.network.loop.call_in(None, self.for_s, fail(store, self.error))
 
 
 @dataclass(frozen=True)
@@ -182,7 +252,7 @@ class TakeOver(Fault):
             return
         if self.old == "dead":
             old = world.leader
-            world.network.kill(old.name, only=old.system)
+            old.end.kill()
             world.start_trainer(TRAINER)
             old.killed = True
             return

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.simulation.loop import Process, current_process
 
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY
 from ratchet.messages import (
@@ -24,13 +26,17 @@ from ratchet.messages import (
     Message,
     PromptsClaimed,
     RequestBatch,
+    VersionCommitted,
+    VersionReserved,
     VersionUpdated,
 )
+from ratchet.storage.ledger import GroupLedger, GroupRow
+from ratchet.storage.versions import VersionStore
 from ratchet.types import VersionRecord
 
 if TYPE_CHECKING:
     from tests.simulation.draw import Plan
-    from tests.simulation.world import World
+    from tests.simulation.world import Crash, World
 
 _JUDGED_S = 40.0
 """A finish waits for nothing but the registry's word on a version."""
@@ -38,7 +44,14 @@ _JUDGED_S = 40.0
 _OUTSIDE = ("AskTimeout", "ActorDead", "given up", "lost the registry")
 """Why a worker may end on its own: the world has cut it off."""
 
-_FENCED = ("fenced by term", "not the newest", "refuses term", "waited", "taken over")
+_FENCED = (
+    "fenced by term",
+    "not the newest",
+    "refuses term",
+    "waited",
+    "taken over",
+    "has taken the name",
+)
 """How an older trainer may end: told so, or not heard any more."""
 
 _MISS_A_VERSION = {"TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
@@ -52,20 +65,31 @@ class Watch:
     def __init__(self, plan: Plan, world: World) -> None:
         self.problems: list[str] = []
         self.broken = asyncio.Event()
+        self._loop = world.network.loop
         self._plan = plan
         self._world = world
         config = plan.config
         self._capacity = (
             config.buffer.batch_groups if config.trainer.synchronous else config.buffer.capacity
         )
-        self._heard: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._heard: defaultdict[Process | None, list[tuple[int, int]]] = defaultdict(list)
         self._held: dict[tuple[str, str], int] = {}
         self._num_stamped: Counter[tuple[str, str]] = Counter()
         self._held_versions: set[int] = set()
         self._requested: dict[int, float] = {}
         self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
         self._credit: dict[tuple[str, str], int] = {}
+        self._promised: set[int] = set()
+        self._live: set[int] = set()
+        self._claims: dict[int, int] = {}
+        self._batched: dict[int, int] = {}
         world.network.observers.append(self.observe)
+        world.crashes.append(self._crashed)
+
+    @property
+    def fatal(self) -> bool:
+        """Something has struck that ends a run."""
+        return any(fault.at <= self._loop.now for fault in self._plan.fatal)
 
     # --- at each delivery
 
@@ -84,9 +108,14 @@ class Watch:
             case PromptsClaimed():
                 self._note_claims(message)
             case RequestBatch():
-                self._requested.setdefault(message.term, asyncio.get_running_loop().time())
+                self._requested.setdefault(message.term, self._loop.now)
             case BatchReady():
                 self._not_for_older(message.term)
+                self._batched.update((g.group_id, g.attempt) for g in message.batch.groups)
+            case VersionReserved():
+                self._promised.add(message.version)
+            case VersionCommitted():
+                self._live.add(message.version)
             case _:
                 pass
         if receiver == BUFFER:
@@ -97,19 +126,17 @@ class Watch:
 
     def _expect(self, holds: bool, invariant: str, detail: str) -> None:
         if not holds:
-            now = asyncio.get_running_loop().time()
+            now = self._loop.now
             self.problems.append(f"{invariant}: {detail} (at {now:.3f} s)")
             self.broken.set()
 
     def _only_forward(self, receiver: str, record: VersionRecord) -> None:
-        heard = self._heard[receiver]
+        heard = self._heard[current_process.get()]  # this life of the receiver
         last = heard[-1] if heard else (0, -1)
         new = record.term, record.version
-        again = new in heard and self._world.network.duplicates["VersionUpdated"] > 0
         forward = new[0] >= last[0] and new[1] > last[1]
-        self._expect(forward or again, "I1", f"{receiver} heard {last}, then {new}")
-        if forward:
-            heard.append(new)
+        self._expect(forward, "I1", f"{receiver} heard {last}, then {new}")
+        heard.append(new)
 
     def _note_end(self, message: GroupFinished | GroupFailed) -> None:
         group = (
@@ -119,25 +146,36 @@ class Watch:
         )
         self._ended[message.worker, message.incarnation].add(group)
         if isinstance(message, GroupFinished):
-            asyncio.get_running_loop().call_later(_JUDGED_S, self._is_judged, *group)
+            self._by_the_buffers_clock(_JUDGED_S, self._is_judged, *group)
 
     def _not_for_older(self, term: int) -> None:
         """A batch may have been on its way when a newer trainer asked, and no longer than that."""
         slack = 20.0 if self._plan.delays.tail_share else 1.0
-        since = asyncio.get_running_loop().time() - slack
+        since = self._loop.now - slack
         newer = [each for each, at in self._requested.items() if each > term and at < since]
         self._expect(not newer, "I1", f"term {term} is served after {newer}")
 
     def _note_claims(self, message: PromptsClaimed) -> None:
         for assignment in message.assignments:
-            asyncio.get_running_loop().call_later(
+            self._claims[assignment.group_id] = assignment.attempt
+            self._by_the_buffers_clock(
                 assignment.lease_s + 1.0, self._lease_ended, assignment.group_id, assignment.attempt
             )
+
+    def _by_the_buffers_clock(
+        self, delay_s: float, check: Callable[[int, int], None], *group: int
+    ) -> None:
+        """Check what the buffer must have done by then, if it was let."""
+        buffer = self._world.network.hosts[BUFFER].process
+        self._loop.call_in(buffer, delay_s, check, *group)
 
     def _lease_ended(self, group_id: int, attempt: int) -> None:
         row = self._world.ledger.group(group_id)
         held = row is not None and (row.state, row.attempt) == ("claimed", attempt)
         gone = self._world.ends[BUFFER].event.is_set()
+        if held and self._world.network.hosts[BUFFER].thawed_at == self._loop.now:
+            self._by_the_buffers_clock(1.0, self._lease_ended, group_id, attempt)
+            return  # it goes on just now, and is about to look at its leases
         self._expect(gone or not held, "I6", f"group {group_id} is held past its lease")
 
     def _is_judged(self, group_id: int, attempt: int) -> None:
@@ -147,9 +185,11 @@ class Watch:
         self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
 
     def _engines_only_forward(self) -> None:
-        for worker in self._world.workers.values():
+        for worker in self._world.lives:
             key = worker.name, worker.incarnation
             stamped = worker.engine.stamped
+            if len(stamped) == self._num_stamped[key]:
+                continue
             for version, weights in stamped[self._num_stamped[key] :]:
                 last = self._held.get(key, -1)
                 self._expect(version >= last, "I1", f"{key} went from version {last} to {version}")
@@ -161,16 +201,56 @@ class Watch:
             self._num_stamped[key] = len(stamped)
 
     def _waits_end(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for name, system in self._world.network.living().items():
-            for wait in system.waits.rows():
-                self._expect(wait.until >= now - 1e-3, "I6", f"{name} waits too long: {wait}")
+        now = self._loop.now
+        for name, host in self._world.network.living().items():
+            if not host.process.runs or host.thawed_at == now:  # it is about to look at the time
+                continue
+            local = host.process.local(now)
+            for wait in host.system.waits.rows():
+                self._expect(wait.until >= local - 1e-3, "I6", f"{name} waits too long: {wait}")
 
     # --- at the end
+
+    def _crashed(self, crash: Crash) -> None:
+        """What others were told is on the disk, and the disk makes sense."""
+        store = VersionStore.open(crash.versions)
+        records = {record.version: record for record in store.records()}
+        self._expect(self._promised <= records.keys(), "I1", "a reserved number was lost")
+        lost = {v for v in self._live if v not in records or records[v].state != "live"}
+        self._expect(not lost, "I1", f"commits of {lost} were lost")
+        term = store.acquire_term("next", "next", 0.0)
+        number = store.reserve(term, 10**6, max(records, default=None), 0.0)
+        self._expect(number not in self._promised, "I1", f"{number} is given again")
+        store.close()
+        ledger = GroupLedger.open(crash.ledger)
+        rows = {row.group_id: row for row in ledger.groups()}
+        for row in rows.values():
+            events = [event.event for event in ledger.events(row.group_id)]
+            self._expect(_is_a_life(events), "I3", f"on disk {row.group_id} went {events}")
+        cursor = ledger.load_cursor()
+        issued = sum(row.epoch == cursor.epoch for row in rows.values())
+        self._expect(issued == cursor.position, "I3", f"{cursor} on disk, {issued} issued")
+        if not crash.power:
+            self._on_disk(rows, self._claims, {"issued"})
+            self._on_disk(rows, self._batched, {"issued", "claimed"})
+        ledger.close()
+
+    def _on_disk(self, rows: dict[int, GroupRow], told: dict[int, int], before: set[str]) -> None:
+        for group_id, attempt in told.items():
+            row = rows.get(group_id)
+            later = row is not None and row.attempt > attempt
+            there = row is not None and row.attempt == attempt and row.state not in before
+            self._expect(later or there, "I3", f"group {group_id}/{attempt} on disk: {row}")
 
     def finish(self) -> None:
         """Check what can only be said of a whole run."""
         self._engines_only_forward()
+        if self.fatal:
+            self._everyone_left()
+            self._staleness()
+            self._stamps()
+            self._publications()
+            return
         for check in (
             self._run_ended_well,
             self._nothing_crashed,
@@ -209,10 +289,18 @@ class Watch:
                 fine = fine or any(text in str(summary["reason"]) for text in plan.may_fail)
                 self._expect(fine, "I7", f"an old trainer: {summary}")
 
+    def _everyone_left(self) -> None:
+        """Without a registry no role goes on."""
+        if self._world.network.alive(REGISTRY) or self._plan.blinds:
+            return
+        # a worker is started again and again, and waits for a registry each time
+        left = [name for name in self._world.network.living() if not name.startswith("rollout")]
+        self._expect(not left, "I7", f"the registry is gone, and {left} go on")
+
     def _nothing_crashed(self) -> None:
         for name in (REGISTRY, BUFFER):
             end = self._world.ends[name]
-            in_order = end.reason == ORDERLY and end.system.run_ended is not None
+            in_order = end.reason == ORDERLY and end.host.system.run_ended is not None
             fine = in_order or not end.event.is_set()
             self._expect(fine, "I7", f"{name} ended: {end.reason}")
         for name, reason in self._world.lost_workers:
@@ -304,7 +392,7 @@ class Watch:
         for key, groups in self._ended.items():
             ended = len(groups)
             worker = self._world.workers[key[0]]
-            if worker.incarnation != key[1] or self._world.network.system(key[0]) is None:
+            if worker.incarnation != key[1] or not worker.host.lives:
                 continue
             # the last few claims may be on their way
             credit = self._credit.get(key, 0)
@@ -339,7 +427,7 @@ class Watch:
 
     def _nobody_is_paused(self) -> None:
         for worker in self._world.workers.values():
-            alive = self._world.network.system(worker.name) is worker.system
+            alive = worker.host.lives
             loading = any(
                 task.get_name().startswith(f"{worker.name}.load-") for task in asyncio.all_tasks()
             )

@@ -88,12 +88,16 @@ class Process:
         self.stop()
         self.dead = True
 
+    def release(self, loop: VirtualLoop) -> None:
+        """Let what is left of it be cancelled, after the end of the world."""
+        self.dead = False
+        self.go_on(loop)
+
     def hold(self, handle: asyncio.Handle) -> bool:
         """Keep a callback that may not run now; False if it may."""
         if self._held is None:
             return False
-        if not self.dead:
-            self._held.append(handle)
+        self._held.append(handle)
         return True
 
 
@@ -164,10 +168,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_in(
         self, process: Process | None, delay_s: float, callback: Callable[..., object], *args: Any
-    ) -> asyncio.TimerHandle:
+    ) -> asyncio.Handle:
         """Call something inside a process, or outside all, in seconds of the simulation."""
         context = copy_context()
         context.run(current_process.set, process)
+        if delay_s <= 0:
+            return self._call_soon(callback, args, context)
         return self._schedule(self._virtual.now + delay_s, callback, args, context, process)
 
     def resume(self, handles: list[asyncio.Handle]) -> None:

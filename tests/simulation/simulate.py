@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.disk import Disk, a_disk
 from tests.simulation.invariants import Watch
 from tests.simulation.loop import Deadlock, run_virtual
 from tests.simulation.world import World
@@ -23,6 +27,11 @@ if TYPE_CHECKING:
     from tests.simulation.draw import Plan
 
 LIMIT_S = 1e6
+
+_STATE_AFTER = {
+    "issued": "issued", "retried": "issued", "claimed": "claimed", "finished": "finished",
+    "batched": "batched", "trained": "trained", "dropped": "dropped",
+}  # fmt: skip
 
 
 @dataclass
@@ -35,9 +44,10 @@ class Outcome:
     steps: int = 0
     virtual_s: float = 0.0
     trace: list[tuple[float, str, str, str]] = field(default_factory=list)
-    messages: Counter[str] = field(default_factory=Counter)
     logs: dict[str, list[Any]] = field(default_factory=dict)
     leaks: list[str] = field(default_factory=list)
+    states: Counter[str] = field(default_factory=Counter)
+    """states that groups have been in"""
 
     @property
     def kinds(self) -> set[str]:
@@ -50,22 +60,29 @@ def run(plan: Plan) -> Outcome:
     outcome = Outcome(plan)
     worlds: list[World] = []
     try:
-        run_virtual(_live(plan, outcome, worlds))
+        with a_disk(plan.seed) if plan.on_disk else contextlib.nullcontext() as disk:
+            run_virtual(_live(plan, outcome, worlds, disk), seed=plan.seed)
     except Deadlock as error:
         outcome.problems.append(f"I6: {error}")
     except Exception as error:  # noqa: BLE001 - whatever a world does, it is reported
         outcome.problems.append(f"crash: {type(error).__name__}: {error}")
     for world in worlds:
         outcome.trace = world.network.trace
-        outcome.messages.update(line[3] for line in world.network.trace)
         outcome.logs = {name: log.events for name, log in world.logs.items()}
     return outcome
 
 
-async def _live(plan: Plan, outcome: Outcome, worlds: list[World]) -> None:
+async def _live(plan: Plan, outcome: Outcome, worlds: list[World], disk: Disk | None) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: outcome.leaks.append(str(context["message"])))
-    world = World(plan.config, seed=plan.seed, delays=plan.delays, num_prompts=plan.num_prompts)
+    world = World(
+        plan.config,
+        seed=plan.seed,
+        delays=plan.delays,
+        links=plan.links,
+        num_prompts=plan.num_prompts,
+        disk=disk,
+    )
     worlds.append(world)
     watch = Watch(plan, world)
     world.start()
@@ -76,6 +93,9 @@ async def _live(plan: Plan, outcome: Outcome, worlds: list[World]) -> None:
             await _end(world, watch)
     outcome.virtual_s = loop.time()
     watch.finish()
+    for row in world.ledger.groups():
+        outcome.states.update(_STATE_AFTER[e.event] for e in world.ledger.events(row.group_id))
+    world.network.close()
     outcome.problems = watch.problems
     if world.output.summaries:
         outcome.status = world.output.summaries[-1]["status"]
@@ -94,20 +114,28 @@ async def _end(world: World, watch: Watch) -> None:
         await asyncio.wait(waits, timeout=50.0, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-    # what is on its way arrives, what was cancelled ends
-    await asyncio.sleep(20.0)
+    # what is on its way arrives, what was cancelled ends, who is left alone gives up
+    await asyncio.sleep(20.0 + (3 * world.network.limits.dead_s if watch.fatal else 0.0))
 
 
-def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """Leave out faults, one by one, while the world still fails."""
-    shrunk = True
-    while shrunk:
-        shrunk = False
-        for index in range(len(plan.faults)):
-            smaller = replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :])
+def shrink(plan: Plan, fails: Callable[[Plan], bool], *, within_s: float = 60.0) -> Plan:
+    """Leave out faults, many at first and then one by one, while the world still fails.
+
+    Delta debugging (Zeller and Hildebrandt, 2002) without its second half; stops after `within_s`
+    seconds with what it has.
+    """
+    until = time.monotonic() + within_s
+    size = len(plan.faults)
+    while size and time.monotonic() < until:
+        start, shrunk = 0, False
+        while start < len(plan.faults) and time.monotonic() < until:
+            smaller = replace(plan, faults=plan.faults[:start] + plan.faults[start + size :])
             if fails(smaller):
                 plan, shrunk = smaller, True
-                break
+            else:
+                start += size
+        if not (shrunk and size == 1):
+            size //= 2
     return plan
 
 
@@ -118,8 +146,18 @@ def explain(outcome: Outcome) -> str:
     lines = [f"seed {plan.seed}: {outcome.problems[0]}"]
     lines += [f"    also: {problem}" for problem in outcome.problems[1:4]]
     lines += [f"    fault: {fault}" for fault in plan.faults] or ["    without any fault"]
-    lines.append(f"    replay: python -m tests.simulation {plan.seed}")
+    lines.append(f"    replay: python -m tests.simulation {plan.seed}  (commit {commit()})")
     return "\n".join(lines)
+
+
+def commit() -> str:
+    """Which code this is."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    command = [git, "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _kind(outcome: Outcome) -> str:

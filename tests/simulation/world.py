@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.helpers.actors import RecordingLog, make_system
-from tests.simulation.network import Network
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.sessions import Host, Network
 from tests.simulation.weights import FakeReceiver, FakeSender, Weights, Wire
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
 from ratchet.actors.rollout import RolloutActor
-from ratchet.actors.system import System
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.backends.rollout.base import SamplingParams
@@ -29,7 +28,12 @@ from ratchet.errors import GenerationFailed, RewardFailed
 from ratchet.messages import BatchReady, Down, Message
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
+
+if TYPE_CHECKING:
+    from tests.helpers.actors import RecordingLog
+    from tests.simulation.disk import Disk
 
 
 class Output:
@@ -88,18 +92,30 @@ class Scorer:
 class ProcessEnd:
     """A process ends with its actor."""
 
-    def __init__(self, network: Network, name: str, system: System) -> None:
-        self.name = name
+    def __init__(self, network: Network, host: Host) -> None:
+        self.host = host
+        self.name = host.name
         self.event = asyncio.Event()
         self.reason = ""
         self._network = network
-        self.system = system
+        self._leaving: asyncio.Task[None] | None = None
 
     def tell(self, message: Message) -> None:
+        """Hear of the actor's end, inside its process."""
         assert isinstance(message, Down)
         self.reason = message.reason
-        self._network.kill(self.name, message.reason, only=self.system)
-        self.event.set()
+        self._leaving = asyncio.ensure_future(self._leave())
+
+    async def _leave(self) -> None:
+        await self.host.node.stop(1.0)
+        self.kill(self.reason)
+
+    def kill(self, reason: str = "killed") -> None:
+        """End the process now."""
+        if not self.event.is_set():
+            self.reason = reason
+            self.event.set()
+            self._network.kill(self.host)
 
 
 class Buffer(BufferActor):
@@ -161,6 +177,25 @@ class Delays:
     tail_s: float = 0.0
 
 
+class Crash(NamedTuple):
+    """What the disk holds after the end of a process."""
+
+    name: str
+    power: bool
+    """the machine went down with it"""
+    versions: Path
+    ledger: Path
+
+
+@dataclass
+class Links:
+    """How the processes of a world are connected."""
+
+    limits: Limits = field(default_factory=Limits)
+    drift: float = 0.0
+    moves: bool = False
+
+
 @dataclass
 class Trouble:
     """What goes wrong at the rollouts now: shares of the calls."""
@@ -175,7 +210,7 @@ class Trainer:
     """One life of a trainer, with what it left behind."""
 
     name: str
-    system: System
+    host: Host
     backend: RecordingBackend
     output: Output
     end: ProcessEnd
@@ -190,7 +225,7 @@ class Worker:
 
     name: str
     incarnation: str
-    system: System
+    host: Host
     engine: SeenEngine
     end: ProcessEnd
 
@@ -199,15 +234,28 @@ class World:
     """Build it, `start` it on a virtual loop, and wait for `ended`."""
 
     def __init__(
-        self, config: Config, *, seed: int, delays: Delays | None = None, num_prompts: int = 50
+        self,
+        config: Config,
+        *,
+        seed: int,
+        delays: Delays | None = None,
+        links: Links | None = None,
+        num_prompts: int = 50,
+        disk: Disk | None = None,
     ) -> None:
+        links = links or Links()
         self.config = config
         self.delays = delays or Delays()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
         self.network = Network(
+            loop,
             seed,
+            limits=links.limits,
             mean_delay_s=self.delays.message_s,
-            tail_share=self.delays.tail_share,
-            tail_s=self.delays.tail_s,
+            tail=(self.delays.tail_share, self.delays.tail_s),
+            drift=links.drift,
+            moves=links.moves,
         )
         self.wire = Wire(
             move_s=self.delays.move_s,
@@ -218,6 +266,8 @@ class World:
         self.logs: dict[str, RecordingLog] = {}
         self.trainers: list[Trainer] = []
         self.workers: dict[str, Worker] = {}
+        self.lives: list[Worker] = []
+        """every worker that ever was"""
         self.lost_workers: list[tuple[str, str]] = []
         """(name, reason) of workers that ended on their own"""
         self.ends: dict[str, ProcessEnd] = {}
@@ -226,26 +276,29 @@ class World:
         self._supervisors: list[asyncio.Task[None]] = []
         self._seed = seed
         self._delays = random.Random(seed + 1)
-        self._ids = itertools.count()
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
-        self.store = KeptVersions.open(None)
-        self.ledger = KeptLedger.open(None)
+        self.disk = disk
+        self.store = KeptVersions.open(disk and disk.versions)
+        self.ledger = KeptLedger.open(disk and disk.ledger)
+        self.crashes: list[Callable[[Crash], None]] = []
+        """told of each crash of a process that writes files"""
         self.network.observers.append(self._observe)
 
     def start(self) -> None:
-        system = self._process(REGISTRY)
-        registry = VersionRegistry.start(system, REGISTRY, store=self.store)
-        self._watch(registry, REGISTRY, system)
-        system = self._process(BUFFER)
-        buffer = Buffer.start(
-            system,
-            self._role("buffer", BUFFER),
-            config=self.config,
-            prompts=self._prompts,
-            ledger=self.ledger,
+        self._start(
+            REGISTRY, lambda host: VersionRegistry.start(host.system, REGISTRY, store=self.store)
+        )
+        self._start(
+            BUFFER,
+            lambda host: Buffer.start(
+                host.system,
+                self._role("buffer", host),
+                config=self.config,
+                prompts=self._prompts,
+                ledger=self.ledger,
+            ),
         )
         self.buffer = Buffer.last
-        self._watch(buffer, BUFFER, system)
         for rank in range(self.config.rollout.num_workers):
             self.start_rollout(rollout_name(rank))
         self.start_trainer(TRAINER)
@@ -259,42 +312,46 @@ class World:
             forward_backward_s=step_s * 0.8,
             optimizer_s=step_s * 0.2,
         )
-        system, output = self._process(name), Output()
-        ref = SeenTrainer.start(
-            system,
-            self._role("trainer", name),
-            config=self.config,
-            backend=backend,
-            sender=FakeSender(self.wire, lambda: backend.weights),
-            output=output,
-            warm_start_prompts=[],
+        output = Output()
+        host, ref, end = self._start(
+            name,
+            lambda host: SeenTrainer.start(
+                host.system,
+                self._role("trainer", host),
+                config=self.config,
+                backend=backend,
+                sender=FakeSender(self.wire, lambda: backend.weights),
+                output=output,
+                warm_start_prompts=[],
+            ),
         )
-        end = self._watch(ref, name, system)
-        self.trainers.append(Trainer(name, system, backend, output, end, ref, SeenTrainer.last))
+        self.trainers.append(Trainer(name, host, backend, output, end, ref, SeenTrainer.last))
 
-    def start_rollout(self, name: str) -> None:
-        """Start a worker, unless it runs."""
-        if self.network.system(name) is not None:
+    def start_rollout(self, name: str, *, beside: bool = False) -> None:
+        """Start a worker, unless it runs; `beside` starts it all the same."""
+        if self.network.alive(name) and not beside:
             return
-        system, role = self._process(name), self._role("rollout", name)
         engine = SeenEngine(delay_s=self._delay)
-        ref = RolloutActor.start(
-            system,
-            role,
-            config=self.config,
-            engine=engine,
-            receiver=FakeReceiver(self.wire),
-            scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
-            eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
+        host, _, end = self._start(
+            name,
+            lambda host: RolloutActor.start(
+                host.system,
+                self._role("rollout", host),
+                config=self.config,
+                engine=engine,
+                receiver=FakeReceiver(self.wire),
+                scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
+                eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
+            ),
         )
-        end = self._watch(ref, name, system)
-        worker = self.workers[name] = Worker(name, role.incarnation, system, engine, end)
+        worker = self.workers[name] = Worker(name, host.incarnation, host, engine, end)
+        self.lives.append(worker)
         self._supervisors.append(asyncio.ensure_future(self._supervise(worker)))
 
     async def _supervise(self, worker: Worker) -> None:
         """Start a worker again that ended on its own; killed ones are somebody else's."""
         await worker.end.event.wait()
-        if worker.end.reason not in {"cancelled", "stopped"}:
+        if worker.end.reason not in {"killed", "stopped"}:
             self.lost_workers.append((worker.name, worker.end.reason))
             await asyncio.sleep(1.0)
             self.start_rollout(worker.name)
@@ -304,7 +361,11 @@ class World:
         """The trainer with the highest term of those since the last kill that are not fenced."""
         killed = [index for index, trainer in enumerate(self.trainers) if trainer.killed]
         candidates = self.trainers[killed[-1] + 1 if killed else 0 :][::-1]
-        fit = [trainer for trainer in candidates if "StaleTerm" not in trainer.end.reason]
+        fit = [
+            trainer
+            for trainer in candidates
+            if not any(word in trainer.end.reason for word in ("StaleTerm", "taken the name"))
+        ]
         return max(fit or candidates, key=lambda trainer: trainer.actor._publisher.term)
 
     @property
@@ -367,20 +428,32 @@ class World:
         if isinstance(message, BatchReady):
             self.batches.append(message)
 
-    def _watch(self, ref: LocalRef, name: str, system: System) -> ProcessEnd:
-        end = self.ends[name] = ProcessEnd(self.network, name, system)
+    def _start(
+        self, name: str, start: Callable[[Host], LocalRef]
+    ) -> tuple[Host, LocalRef, ProcessEnd]:
+        """Begin the life of a process, and of its actor in it."""
+        host = self.network.start(name, self.config.runtime.ask_timeout_s)
+        self.logs[name] = host.log
+        ref = host.process.call(start, host)
+        end = self.ends[name] = ProcessEnd(self.network, host)
         ref.watch(end)
-        return end
+        return host, ref, end
 
-    def _process(self, name: str) -> System:
-        log = self.logs[name] = RecordingLog()
-        system = make_system(
-            new_id=lambda: f"id-{next(self._ids)}",
-            log=log,
-            ask_timeout_s=self.config.runtime.ask_timeout_s,
-        )
-        self.network.attach(name, system)
-        return system
+    def crash(self, name: str, *, power: bool) -> None:
+        """Kill a process, and look at what it has left on the disk."""
+        self.kill(name)
+        if self.disk is None:
+            return
+        versions = self.disk.image(self.disk.versions, synced=True)
+        ledger = self.disk.image(self.disk.ledger, synced=not power)
+        for look in self.crashes:
+            look(Crash(name, power, versions, ledger))
 
-    def _role(self, kind: Any, name: str) -> RoleInfo:
-        return RoleInfo(kind, name, f"life-{next(self._ids)}")
+    def kill(self, name: str) -> None:
+        """SIGKILL the newest process of that name."""
+        if self.network.alive(name):
+            self.ends[name].kill()
+
+    @staticmethod
+    def _role(kind: Any, host: Host) -> RoleInfo:
+        return RoleInfo(kind, host.name, host.incarnation, str(host.address))

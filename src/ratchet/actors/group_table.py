@@ -8,6 +8,7 @@ under a lease), queued (finished, first in, first out), batched (handed to the t
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class GroupTable:
         self._max_reissues = max_reissues
         self._waiting: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
+        self._held: dict[tuple[str, str], dict[int, Entry]] = {}  # those in flight, by worker
         self._queued: dict[int, Entry] = {}  # first in, first out
         self._batched: dict[int, Entry] = {}
         self._window = Window()
@@ -106,6 +108,7 @@ class GroupTable:
         entry.worker, entry.incarnation = worker
         entry.lease_end = until
         self._in_flight[entry.group_id] = entry
+        self._held.setdefault(worker, {})[entry.group_id] = entry
         self.dirty = True
         self._ledger.claim(entry.group_id, entry.attempt, entry.worker, self._wall())
         return entry
@@ -120,12 +123,12 @@ class GroupTable:
 
     def held_by(self, worker: str, incarnation: str) -> list[Entry]:
         """Return what a worker has in flight."""
-        held = (worker, incarnation)
-        return [e for e in self._in_flight.values() if (e.worker, e.incarnation) == held]
+        return list(self._held.get((worker, incarnation), {}).values())
 
     def overdue(self, now: float) -> list[Entry]:
         """Return the groups whose lease has ended."""
-        return [entry for entry in self._in_flight.values() if entry.lease_end <= now]
+        oldest_first = self._in_flight.values()
+        return list(itertools.takewhile(lambda entry: entry.lease_end <= now, oldest_first))
 
     def next_lease_end(self) -> float | None:
         """Return when the oldest lease ends."""
@@ -137,7 +140,7 @@ class GroupTable:
         self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
     ) -> None:
         """Queue a claimed group."""
-        del self._in_flight[entry.group_id]
+        self._land(entry)
         entry.group, entry.versions = group, versions
         self._queued[entry.group_id] = entry
         reward_mean = statistics.fmean(group.rewards)
@@ -239,8 +242,20 @@ class GroupTable:
         self._waiting.append(entry)
 
     def _take_out(self, entry: Entry) -> None:
-        for place in (self._in_flight, self._queued, self._batched):
+        if entry.group_id in self._in_flight:
+            self._land(entry)
+            return
+        for place in (self._queued, self._batched):
             if place.pop(entry.group_id, None) is not None:
                 return
         msg = f"group {entry.group_id} is in no place that it could leave"
         raise RuntimeError(msg)
+
+    def _land(self, entry: Entry) -> None:
+        """Out of flight; where it comes to is the caller's."""
+        del self._in_flight[entry.group_id]
+        worker = entry.worker, entry.incarnation
+        held = self._held[worker]
+        del held[entry.group_id]
+        if not held:
+            del self._held[worker]

@@ -19,6 +19,8 @@ from ratchet.types import RoleInfo
 _MAX_LEFT: Final = 64
 """Roles that left and are still shown, the last ones."""
 _MAX_STARTING: Final = 256
+_ENGINES: Final = ("rollout", "producer")
+"""The many: they talk to all others, and never to each other."""
 
 
 class Suspicion(NamedTuple):
@@ -43,6 +45,7 @@ class Membership:
         self._me = me
         self.suspect_s = suspect_s
         self._roles: dict[str, RoleInfo] = {}
+        self._few: dict[str, RoleInfo] = {}  # those of them that are no engines
         self._left: dict[str, tuple[RoleInfo, str]] = {}
         self._starting: dict[str, RoleInfo] = {}  # they report, and have not registered
         self._reports: dict[str, tuple[RoleReport, float]] = {}
@@ -61,6 +64,14 @@ class Membership:
         """Return the living role of that name."""
         return self._roles.get(name)
 
+    def who_hears_of(self, role: RoleInfo) -> tuple[RoleInfo, ...]:
+        """Return the living that have to do with a role: all, but no engine with another one.
+
+        News of each engine to each other one would cost the square of their number.
+        """
+        roles = self._few if role.kind in _ENGINES else self._roles
+        return tuple(roles.values())
+
     def join(self, role: RoleInfo) -> None:
         """A role has started."""
         self._left.pop(role.name, None)
@@ -68,11 +79,14 @@ class Membership:
         if starting is None or starting.incarnation != role.incarnation:
             self._reports.pop(role.name, None)
         self._roles[role.name] = role
+        if role.kind not in _ENGINES:
+            self._few[role.name] = role
         self._starts[role.name] += 1
 
     def leave(self, role: RoleInfo, reason: str) -> None:
         """A role has ended."""
         del self._roles[role.name]
+        self._few.pop(role.name, None)
         self._suspected.pop(role, None)
         self._cut_at.pop(role.name, None)
         self._left[role.name] = (role, reason)

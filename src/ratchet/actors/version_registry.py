@@ -2,9 +2,10 @@
 
 Consumes `AcquireTerm`, `ReserveVersion`, `CommitVersion`, `BurnVersion` of trainers, `RegisterRole`
 and `RoleReported` of every role, and `Down` of the roles that it watches. Produces durable numbers,
-the events `VersionUpdated`, `RoleJoined`, `RoleLeft` and `RunEnded` to all registered roles, the
-status of the run for whoever asks, and a word in the log when a role falls silent. Waits for
-nothing but its disk: each number is on it before it is answered.
+the events `VersionUpdated` and `RunEnded` to all registered roles, `RoleJoined` and `RoleLeft` to
+those that have to do with the role, the status of the run for whoever asks, and a word in the log
+when a role falls silent. Waits for nothing but its disk: each number is on it before it is
+answered.
 
 The run ends here for everyone: after `EndRun` each role is told, and the registry stops when the
 last one has left, or after `_LEAVE_S` seconds.
@@ -17,6 +18,7 @@ judges, and the number is always here, because it was reserved before its transf
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, assert_never
 
 from ratchet.actors.actor import Actor
@@ -130,13 +132,14 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             if known is not None:
                 self._leave(known, "replaced by a new incarnation")
             self.system.book.learn(role.name, role.address)
-            self._tell_all(RoleJoined(role))
+            self._tell(self._roles.who_hears_of(role), RoleJoined(role))
             self._roles.join(role)
             self.system.ref(role.name).watch(self.actor_ref)
             self.log.info("role_joined", kind=role.kind, name=role.name, life=role.incarnation)
             if self._ended is not None:
                 self.system.ref(role.name).tell(self._ended)
-        return RoleRegistered(tuple(self._roles), self._store.records())
+        others = (one for one in self._roles.who_hears_of(role) if one.name != role.name)
+        return RoleRegistered((*others, role), self._store.records())
 
     def _reported(self, report: RoleReport) -> None:
         """Keep it; and with each report of this process itself, look who has fallen silent.
@@ -172,7 +175,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         if record is None:
             msg = f"version {message.version} vanished from the store at its commit"
             raise VersionError(msg)
-        self._tell_all(VersionUpdated(record))
+        self._tell(self._roles, VersionUpdated(record))
         self.log.info("version_updated", version=record.version, step=record.step)
         return VersionCommitted(message.version)
 
@@ -185,7 +188,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         self._roles.leave(role, reason)
         note = self.log.info if reason == ORDERLY else self.log.warning
         note("role_left", kind=role.kind, name=role.name, reason=reason)
-        self._tell_all(RoleLeft(role, reason))
+        self._tell(self._roles.who_hears_of(role), RoleLeft(role, reason))
         if self._ended is not None and not len(self._roles):
             self.stop()
 
@@ -199,7 +202,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         note = self.log.error if message.status == "failed" else self.log.info
         note("run_ended", status=message.status, reason=message.reason, by=message.who)
         self._ended = self.system.run_ended = RunEnded(message.status, message.reason)
-        self._tell_all(self._ended)
+        self._tell(self._roles, self._ended)
         self.after(_LEAVE_S, StopWaiting())
 
     def _status(self) -> RunStatus:
@@ -223,8 +226,12 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             msg = f"term {term} is fenced by term {newest}: another trainer has taken over"
             raise StaleTerm(msg)
 
-    def _tell_all(self, event: VersionUpdated | RoleJoined | RoleLeft | RunEnded) -> None:
-        for role in self._roles:
+    def _tell(
+        self,
+        roles: Iterable[RoleInfo],
+        event: VersionUpdated | RoleJoined | RoleLeft | RunEnded,
+    ) -> None:
+        for role in roles:
             self.system.ref(role.name).tell(event)
 
     def _own_address(self) -> str:

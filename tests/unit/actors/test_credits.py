@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 from ratchet.actors.credits import Credits
 
 
@@ -73,3 +75,34 @@ def test_a_lapsed_lease_gives_its_credit_back_until_its_group_ends_after_all() -
     credits.lapse("r0", "b")  # another life
     credits.lapse("r1", "a")
     assert take_all(credits) == []
+
+
+def test_whatever_happens_the_worker_with_most_room_is_served() -> None:
+    rng = random.Random(7)
+    credits = Credits()
+    names = [f"r{i}" for i in range(12)]
+    totals, free, lapsed = (dict.fromkeys(names, 0) for _ in range(3))
+    for _ in range(20_000):
+        name = rng.choice(names)
+        what = rng.randrange(4)
+        if what == 0:
+            more = rng.randrange(3)
+            totals[name] += more
+            free[name] += more
+            credits.grant(name, "a", totals[name])
+        elif what == 1 and totals[name]:
+            credits.lapse(name, "a")
+            free[name] += 1
+            lapsed[name] += 1
+        elif what == 2 and lapsed[name]:
+            credits.late(name, "a")
+            free[name] -= 1
+            lapsed[name] -= 1
+        elif what == 3:
+            taken = credits.take()
+            assert (taken is None) == (max(free.values()) <= 0)
+            if taken is not None:
+                assert free[taken[0]] == max(free.values())
+                free[taken[0]] -= 1
+    assert credits.num_free == sum(max(0, left) for left in free.values())
+    assert len(credits._heap) <= 2 * len(names) + 16

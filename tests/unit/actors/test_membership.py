@@ -173,3 +173,13 @@ def test_of_those_that_left_the_last_ones_are_kept() -> None:
     for n in range(1000):
         found.report(report(RoleInfo("rollout", f"new-{n}", "x")), 0.0)
     assert len(found.statuses(0.0, ())) == 1 + 256 + 64
+
+
+def test_engines_hear_of_all_but_each_other() -> None:
+    other = RoleInfo("producer", "producer-0", "p1")
+    found = members(BUFFER, ROLLOUT, other)
+    assert found.who_hears_of(ROLLOUT) == found.who_hears_of(other) == (BUFFER,)
+    assert found.who_hears_of(BUFFER) == (BUFFER, ROLLOUT, other)
+    found.leave(BUFFER, "killed")
+    assert found.who_hears_of(ROLLOUT) == ()
+    assert found.who_hears_of(BUFFER) == (ROLLOUT, other)
