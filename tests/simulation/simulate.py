@@ -95,6 +95,7 @@ async def _live(plan: Plan, outcome: Outcome, worlds: list[World], disk: Disk | 
     watch.finish()
     for row in world.ledger.groups():
         outcome.states.update(_STATE_AFTER[e.event] for e in world.ledger.events(row.group_id))
+    world.network.observers.clear()
     world.network.close()
     outcome.problems = watch.problems
     if world.output.summaries:

@@ -358,9 +358,12 @@ class World:
 
     @property
     def leader(self) -> Trainer:
-        """The trainer with the highest term of those since the last kill that are not fenced."""
-        killed = [index for index, trainer in enumerate(self.trainers) if trainer.killed]
-        candidates = self.trainers[killed[-1] + 1 if killed else 0 :][::-1]
+        """The trainer with the highest term of those that were not killed and not fenced.
+
+        It need not be the last one that was started: one that was stopped before it had registered
+        comes later than its successor.
+        """
+        candidates = [trainer for trainer in self.trainers[::-1] if not trainer.killed]
         fit = [
             trainer
             for trainer in candidates
