@@ -84,6 +84,7 @@ SCENARIOS = {
     "small": Scenario(_PUBLISH | _FIRST, capacity_factor=1.0),
     "publish": Scenario(_PUBLISH | _BOTH),
     "stale": Scenario(_PUBLISH | _BOTH, max_staleness=1),
+    "crash": Scenario(_PUBLISH | _FIRST, victim=WORKER, capacity_factor=1.0, restarts=False),
     "base": Scenario(_PUBLISH | _FIRST, victim=WORKER, capacity_factor=1.0),
     "worker": Scenario(_PUBLISH | _BOTH, victim=WORKER),
     "trainer": Scenario(_PUBLISH | _FIRST, victim=TRAINER, capacity_factor=1.0),
