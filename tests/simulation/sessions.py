@@ -118,7 +118,9 @@ class Network:
         self.limits = limits
         self.drift = drift
         self.moves = moves
-        self.wire = SimulatedWire(loop, seed, mean_delay_s=mean_delay_s, tail=tail)
+        self.wire = SimulatedWire(
+            loop, seed, mean_delay_s=mean_delay_s, tail=tail, most_s=limits.dead_s / 5
+        )
         self.trace: list[tuple[float, str, str, str]] = []
         self.observers: list[Observer] = []
         self.hosts: dict[str, Host] = {}

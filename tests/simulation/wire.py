@@ -140,7 +140,13 @@ class SimulatedWire:
     """The network between all processes of a world."""
 
     def __init__(
-        self, loop: VirtualLoop, seed: int, *, mean_delay_s: float, tail: tuple[float, float]
+        self,
+        loop: VirtualLoop,
+        seed: int,
+        *,
+        mean_delay_s: float,
+        tail: tuple[float, float],
+        most_s: float,
     ) -> None:
         self.loop = loop
         self.rng = random.Random(f"wire/{seed}")
@@ -150,6 +156,7 @@ class SimulatedWire:
         """of processes that read slowly, by name"""
         self._mean_delay_s = mean_delay_s
         self._tail = tail
+        self._most_s = most_s  # what is later is not late but silent, and a fault of its own
         self._held_until: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     # --- what a node asks for
@@ -209,6 +216,7 @@ class SimulatedWire:
             delay_s += self.rng.expovariate(1 / self._tail[1])
         if receiver.name in self.bytes_per_s:
             delay_s += num_bytes / self.bytes_per_s[receiver.name]
+        delay_s = min(delay_s, self._most_s)
         held_s = self._held_until[sender.name, receiver.name] - self.loop.now
         return delay_s + max(0.0, held_s)
 
