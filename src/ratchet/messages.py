@@ -52,9 +52,10 @@ class Down(Message, frozen=True):
 
 
 class RoleRegistered(Message, frozen=True):
-    """Reply: who else is there, and every version that was ever reserved."""
+    """Reply: who is there that the role deals with, and every version that was ever reserved."""
 
     roles: tuple[RoleInfo, ...]
+    """the role itself last; to an engine (a rollout, a producer) no other engine is named"""
     versions: tuple[VersionRecord, ...]
 
 
@@ -308,13 +309,16 @@ class VersionUpdated(Message, frozen=True):
 
 
 class RoleJoined(Message, frozen=True):
-    """A role has started, or has started again under a new incarnation."""
+    """A role has started, or has started again under a new incarnation.
+
+    Buffer and trainers hear of every role, engines (rollouts, producers) of no other engine.
+    """
 
     role: RoleInfo
 
 
 class RoleLeft(Message, frozen=True):
-    """A role has ended; its leases end with it."""
+    """A role has ended; its leases end with it. Heard by those who would hear that it joined."""
 
     role: RoleInfo
     reason: str
