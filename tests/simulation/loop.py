@@ -71,10 +71,11 @@ class Process:
         context.run(current_process.set, self)
         return context
 
-    def stop(self) -> None:
+    def stop(self, loop: VirtualLoop) -> None:
         """Let nothing of it run until `go_on`: SIGSTOP."""
         if self._held is None:
             self._held = []
+            loop.stopped.append(self)
 
     def go_on(self, loop: VirtualLoop) -> None:
         """Run what has become due meanwhile: SIGCONT."""
@@ -83,13 +84,13 @@ class Process:
         held, self._held = self._held, None
         loop.resume(held)
 
-    def die(self) -> None:
+    def die(self, loop: VirtualLoop) -> None:
         """Let nothing of it run any more."""
-        self.stop()
+        self.stop(loop)
         self.dead = True
 
     def release(self, loop: VirtualLoop) -> None:
-        """Let what is left of it be cancelled, after the end of the world."""
+        """Let what is left of it be cancelled, after the end of everything."""
         self.dead = False
         self.go_on(loop)
 
@@ -155,6 +156,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = _JumpingSelector(explain or self._pending)
         self._order = None if seed is None else random.Random(f"order/{seed}")
         super().__init__(self._virtual)
+        self.stopped: list[Process] = []
+        """processes that were ever stopped, or have died"""
 
     @property
     def now(self) -> float:
@@ -257,5 +260,17 @@ def run_virtual(
     Raises:
         Deadlock: `main` waits for something that can never happen.
     """
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(explain, seed)) as runner:
-        return runner.run(main)
+    loop = VirtualLoop(explain, seed)
+
+    async def whole() -> T:
+        try:
+            return await main
+        finally:  # tasks of the dead end as well, but not before the end of everything
+            for task in asyncio.all_tasks():
+                if task is not asyncio.current_task():
+                    task.cancel()
+            for process in loop.stopped:
+                process.release(loop)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(whole())

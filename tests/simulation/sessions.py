@@ -55,8 +55,9 @@ class Host:
             ask_timeout_s=ask_timeout_s,
             loop=network.loop,
         )
-        place = name if name == REGISTRY or not network.moves else f"{name}.{life}"
-        self.address = Address("unix", f"/{place}")
+        self.address = Address("unix", f"/{name}")
+        if (network.moves and name != REGISTRY) or self.address in network.wire.doors:
+            self.address = Address("unix", f"/{name}.{life}")  # two cannot listen at one address
         self.system.book.learn(REGISTRY, f"unix:/{REGISTRY}")
         self.node = self.process.call(self._open, network)
 
@@ -125,22 +126,12 @@ class Network:
         self.observers: list[Observer] = []
         self.hosts: dict[str, Host] = {}
         """the newest life of each name"""
-        self._all: list[Host] = []
         self._lives = itertools.count(1)
 
     def start(self, name: str, ask_timeout_s: float) -> Host:
         """Begin a life; an older one of the name may live on, where nobody looks for it."""
         host = self.hosts[name] = Host(self, name, next(self._lives), ask_timeout_s)
-        self._all.append(host)
         return host
-
-    def close(self) -> None:
-        """Let go of what dead processes have left, at the end of the world."""
-        for task in asyncio.all_tasks(self.loop):
-            if task is not asyncio.current_task():
-                task.cancel()
-        for host in self._all:
-            host.process.release(self.loop)
 
     def living(self) -> dict[str, Host]:
         """The newest lives that have not ended."""
@@ -153,7 +144,7 @@ class Network:
     def kill(self, host: Host) -> None:
         """End a process at once: SIGKILL."""
         if host.lives:
-            host.process.die()
+            host.process.die(self.loop)
             self.wire.bury(host.process)
 
     async def leave(self, host: Host) -> None:
@@ -163,7 +154,7 @@ class Network:
 
     def freeze(self, host: Host, seconds: float) -> None:
         """Stop a process for a while: SIGSTOP, then SIGCONT."""
-        host.process.stop()
+        host.process.stop(self.loop)
         self.loop.call_in(None, seconds, self._thaw, host)
 
     def _thaw(self, host: Host) -> None:

@@ -96,7 +96,6 @@ async def _live(plan: Plan, outcome: Outcome, worlds: list[World], disk: Disk | 
     for row in world.ledger.groups():
         outcome.states.update(_STATE_AFTER[e.event] for e in world.ledger.events(row.group_id))
     world.network.observers.clear()
-    world.network.close()
     outcome.problems = watch.problems
     if world.output.summaries:
         outcome.status = world.output.summaries[-1]["status"]

@@ -169,7 +169,7 @@ class SmallNetwork:
         if self._closed or not life.alive:
             return
         life.alive, life.end, life.clean = False, reason, clean
-        life.process.die()
+        life.process.die(self.loop)
         for (_, receiver, _), parcels in self._links.items():
             if receiver == life.name:
                 parcels.clear()

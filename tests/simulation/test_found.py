@@ -34,7 +34,7 @@ def test_a_take_over_descends_from_the_base_model(old: Any, synchronous: bool) -
     # ancestor" at the first token of the old one
     outcome = live(f.TakeOver(60.0, old), trainer={"synchronous": synchronous})
     assert outcome.status == "finished"
-    assert outcome.messages["AcquireTerm"] == 2
+    assert [line[3] for line in outcome.trace].count("AcquireTerm") == 2
 
 
 @pytest.mark.parametrize("at", [40.0, 44.0, 48.0, 52.0, 56.0, 60.0])
@@ -43,16 +43,6 @@ def test_a_take_over_during_a_publication_frees_the_room_of_the_synchronous_base
 ) -> None:
     # what the old trainer had trained waited for the version of its step, which never came
     live(f.TakeOver(at, "dead"), delays=Delays(move_s=5.0), trainer={"synchronous": True})
-
-
-@pytest.mark.parametrize("at", [0.0, 0.5, 1.0, 1.5])
-def test_a_batch_whose_step_was_not_finite_is_not_trained_when_it_comes_again(at: float) -> None:
-    # such a step is taken again under the same number, so that the old batch looked due
-    live(
-        f.NonFinite(at, "gradients", 1),
-        f.Duplicate(at, 0.7, 300.0),
-        delays=Delays(step_s=0.1, tail_share=0.5, tail_s=2.0),
-    )
 
 
 def test_a_request_asks_for_every_burnt_ancestor_of_its_version() -> None:

@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.helpers.config import small_config
 from tests.simulation.loop import run_virtual
-from tests.simulation.world import Delays, World
+from tests.simulation.world import Delays, Links, World
+
+from ratchet.transport.mailbox.limits import Limits
 
 STEP_S = 40.0
+LIMITS = Limits(heartbeat_s=5.0, suspect_s=10.0, dead_s=30.0)
 
 
 def simulate(
@@ -31,7 +34,8 @@ def simulate(
     )
 
     async def main() -> tuple[World, float]:
-        world = World(config, seed=seed, delays=Delays(step_s=STEP_S, token_s=3.0))
+        delays = Delays(step_s=STEP_S, token_s=3.0)
+        world = World(config, seed=seed, delays=delays, links=Links(LIMITS))
         world.start()
         if meanwhile is not None:
             await meanwhile(world)
@@ -98,7 +102,7 @@ def test_the_synchronous_baseline_is_never_stale_and_slower() -> None:
 def test_a_worker_killed_and_started_again_joins_at_the_live_version(seed: int) -> None:
     async def meanwhile(world: World) -> None:
         await asyncio.sleep(100 + seed)
-        world.network.kill("rollout-0")
+        world.kill("rollout-0")
         await asyncio.sleep(30)
         world.start_rollout("rollout-0")
 
@@ -124,8 +128,8 @@ def test_a_worker_that_was_silent_too_long_ends_and_comes_back() -> None:
 def test_all_workers_killed_and_one_started_again() -> None:
     async def meanwhile(world: World) -> None:
         await asyncio.sleep(100)
-        world.network.kill("rollout-0")
-        world.network.kill("rollout-1")
+        world.kill("rollout-0")
+        world.kill("rollout-1")
         await asyncio.sleep(200)
         world.start_rollout("rollout-1")
 
