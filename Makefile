@@ -9,7 +9,7 @@ NAME := $(basename $(notdir $(RECIPE)))
 RUN_DIR ?= runs/$(NAME)-$(shell date +%Y%m%d-%H%M%S)
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test simulate check format bench clean
+.PHONY: help setup run test soak simulate check format bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -28,6 +28,9 @@ run: setup ## Train the default job (RECIPE=recipes/copy.toml for another one)
 
 test: setup ## Run the tests
 	$(BIN)/python -m pytest
+
+soak: setup ## The long tests that `test` leaves out
+	$(BIN)/python -m pytest -m soak
 
 simulate: setup ## Ten minutes of fresh random worlds on two cores
 	$(BIN)/python -m tests.simulation --seconds 600 --jobs 2

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
 
 STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',

@@ -46,6 +46,7 @@ def test_a_run_of_one_machine_opens_nothing_but_the_trainers_way_for_weights(
     assert len(everything) == len(found["trainer-0"]) + len(found["rollout-0"])
 
 
+@pytest.mark.soak
 def test_launched_roles_open_one_door_each_and_the_way_for_weights(tmp_path: Path) -> None:
     def found_at(launched: Launched) -> list[tuple[str, int]]:
         return doors(launched.family())

@@ -406,7 +406,7 @@ def test_kills_stops_and_cuts_lose_double_and_reorder_nothing(tmp_path: Path) ->
     play(scene)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_stopped_for_20_s_is_suspected_then_dead_then_back(tmp_path: Path) -> None:
     """At the default times: suspected after 5 s, dead after 15 s."""
     limits = {"suspect_s": 5.0, "dead_s": 15.0}

@@ -75,7 +75,9 @@ def sleeping(command: Command) -> list[psutil.Process]:
     return [process for process in command.family() if process.name() == "sleep"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL]
+)
 def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -98,7 +100,7 @@ def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer"])
+@pytest.mark.parametrize("name", ["registry", pytest.param("buffer", marks=pytest.mark.soak)])
 def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(
     tmp_path: Path, name: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.helpers.trainer_agent import KEY, Agent
 
 from ratchet.runtime.placement import RankSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(180)]
 
 
 def until(happened: Callable[[], object], *agents: Agent) -> None:

@@ -50,6 +50,7 @@ def test_two_ranks_train_publish_and_export(tmp_path: Path) -> None:
     assert end["status"] == "finished"
 
 
+@pytest.mark.soak
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     with Command(config(100_000), tmp_path / "run") as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)

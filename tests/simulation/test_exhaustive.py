@@ -24,7 +24,7 @@ def test_the_first_of_those_with_a_crash() -> None:
     assert report.num_ends > 0
 
 
-@pytest.mark.slow  # each of the 472 orders is a path of its own
+@pytest.mark.soak  # each of the 472 orders is a path of its own
 def test_to_merge_states_loses_no_outcome() -> None:
     merged, whole = Search("tiny").run(), Search("tiny", merge=False).run()
     assert merged.finals == whole.finals

@@ -18,6 +18,7 @@ def test_it_is_caught(name: str) -> None:
     assert outcome.problems, f"{name} survives: {MUTANTS[name].line}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", sorted(set(CAUGHT.values())))
 def test_the_world_is_fine_without_it(seed: int) -> None:
     assert not run(draw(seed)).problems
