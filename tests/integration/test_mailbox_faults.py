@@ -384,7 +384,7 @@ def test_kills_stops_and_cuts_lose_double_and_reorder_nothing(tmp_path: Path) ->
                 await here.relay(other, one)
             others = {"s": ("r1", "r2"), "r": ("s1", "s2")}
             for name in names:
-                await here.start(name, *others[name[0]], per_turn=3)
+                await here.start(name, *others[name[0]], per_turn=5)
             for process in here.living.values():
                 process.order("flow")
             for turn in range(NUM_KILLS):
