@@ -147,12 +147,19 @@ class LogDirectory:
         self._read_up_to[line.source] = max(newest, line.timestamp)
 
     def _scan(self) -> None:
-        if not self._directory.is_dir():
-            return
+        # again while there is something new: a file that was renamed between the list and its
+        # opening has a name that was not listed, and must be open before its successor is read
+        while self._directory.is_dir() and self._open_new():
+            pass
+
+    def _open_new(self) -> int:
+        """Open what is listed and not open yet; return how many files that were."""
+        before = len(self._files)
         for path in sorted(self._directory.iterdir()):
             name = _NAME.fullmatch(path.name)
             if name is not None:
                 self._open(path, name)
+        return len(self._files) - before
 
     def _open(self, path: Path, name: re.Match[str]) -> None:
         try:
