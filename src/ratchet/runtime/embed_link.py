@@ -22,7 +22,7 @@ from ratchet.config import TlsConfig
 from ratchet.errors import ConfigError, RunFailed
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.placement import TlsFiles
-from ratchet.runtime.rundir import Links, links_path, read_links
+from ratchet.runtime.rundir import Links, read_links
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials, open_credentials
 
@@ -148,7 +148,7 @@ def _read_links(directory: RunDirectory, timeout_s: float) -> Links:
     while (links := read_links(directory)) is None:
         if time.monotonic() > until:
             msg = (
-                f"{links_path(directory)} has not appeared within {timeout_s:g} s: start the run's"
+                f"{directory.links} has not appeared within {timeout_s:g} s: start the run's"
                 " registry, or give its address"
             )
             raise RunFailed(msg)

@@ -36,11 +36,6 @@ class Links(msgspec.Struct, frozen=True):
     tls: TlsFiles | None = None
 
 
-def links_path(run: RunDirectory) -> Path:
-    """Return where a run directory keeps its `Links`."""
-    return run.links
-
-
 def write_links(run: RunDirectory, links: Links) -> None:
     """Write links.json, whole or not at all."""
     temporary = run.links.with_name(f".{run.links.name}.{os.getpid()}")
