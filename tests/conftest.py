@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_behind() -> Iterator[None]:
+    """A thread of one test must not act in the next one."""
+    before = set(threading.enumerate())
+    yield
+    end = time.monotonic() + 30
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "tqdm_monitor":  # tqdm keeps it for the whole process
+            continue
+        thread.join(max(0.0, end - time.monotonic()))
+        assert not thread.is_alive(), f"{thread.name} is left behind"

@@ -475,7 +475,9 @@ class MailedSender:
         self._joined: dict[str, asyncio.Future[None]] = {}
         self._engines: dict[str, str] = {}
 
-    def plan(self, term: int, version: int, step: int, engines: Sequence[str]) -> Any:
+    def plan(
+        self, term: int, version: int, step: int, engines: Sequence[str], *, catch_up: bool = False
+    ) -> Any:
         weights = self._weights()
         known = self._wire.sent.setdefault(version, weights)
         assert np.array_equal(known, weights), f"version {version} names two sets of weights"

@@ -63,7 +63,7 @@ class FakeSender:
         self._passages: list[Passage] = []
 
     def plan(
-        self, term: int, version: int, step: int, engines: Sequence[str]
+        self, term: int, version: int, step: int, engines: Sequence[str], *, catch_up: bool = False
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
         loop = asyncio.get_running_loop()
         weights = self._weights()

@@ -50,7 +50,7 @@ class Sender:
         self.sending = 0
 
     def plan(
-        self, term: int, version: int, step: int, engines: Sequence[str]
+        self, term: int, version: int, step: int, engines: Sequence[str], *, catch_up: bool = False
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
         self.events.append(("plan", version, tuple(engines)))
         routes = {e: WeightRoute("t", "b", "", 0, e, r, 2, 1.0) for r, e in enumerate(engines, 1)}

@@ -167,7 +167,7 @@ class World:
     # the sender
 
     def plan(
-        self, term: int, version: int, step: int, engines: Sequence[str]
+        self, term: int, version: int, step: int, engines: Sequence[str], *, catch_up: bool = False
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
         routes = {e: WeightRoute("t", "b", "", 0, e, r, 2, 1.0) for r, e in enumerate(engines, 1)}
         return WeightManifest(term, version, step, (), (), {}), routes

@@ -90,6 +90,8 @@ class SendReport(NamedTuple):
     num_buckets: int
     gather_s: float
     move_s: float
+    lost: Mapping[str, str] = {}
+    """engines, as they were planned, that did not get everything, and why"""
 
 
 class LoadReport(NamedTuple):
@@ -105,10 +107,17 @@ class WeightSender(Protocol):
     """The trainer's end of a transport."""
 
     def plan(
-        self, term: Term, version: PolicyVersion, step: int, engines: Sequence[str]
+        self,
+        term: Term,
+        version: PolicyVersion,
+        step: int,
+        engines: Sequence[str],
+        *,
+        catch_up: bool = False,
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
         """Plan one transfer to these engines (name and incarnation joined by "/"); a changed
-        membership gets a new group.
+        membership gets a new group. To catch up is to go point to point, whatever the transport:
+        the group of the others stays as it is.
         """
         ...
 
@@ -116,8 +125,8 @@ class WeightSender(Protocol):
         """Send the planned transfer.
 
         Raises:
-            TransferFailed: if an engine did not join or was lost; the group is given up and the
-            next plan makes a new one.
+            TransferFailed: if no engine got everything. Where some did, the report names the
+            others, and the next plan makes a new group.
         """
         ...
 

@@ -82,7 +82,13 @@ class BroadcastSender:
         self._answers = Answers(config.timeout_s + 2 * _GRACE_S)
 
     def plan(
-        self, term: Term, version: PolicyVersion, step: int, engines: Sequence[str]
+        self,
+        term: Term,
+        version: PolicyVersion,
+        step: int,
+        engines: Sequence[str],
+        *,
+        catch_up: bool = False,
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
         """Plan one transfer; a plan that was not sent is forgotten.
 

@@ -247,8 +247,10 @@ def serve_store(host: str) -> tuple[TCPStore, str, int]:
     return store, bound, port
 
 
-def connect_store(host: str, port: int, deadline: Deadline) -> tuple[TCPStore, str]:
-    """Connect to a store.
+def connect_store(
+    host: str, port: int, deadline: Deadline, check: Callable[[], None]
+) -> tuple[TCPStore, str]:
+    """Connect to a store; `check` is called before each try, and raises to end them.
 
     torch's handshake has no timeout. If the trainer stands still in that very moment, this thread
     does too, until the trainer goes on or dies; the event loop does not wait for it.
@@ -260,6 +262,7 @@ def connect_store(host: str, port: int, deadline: Deadline) -> tuple[TCPStore, s
         TransferFailed: if nobody serves there.
     """
     while True:
+        check()
         try:  # torch goes on trying until its timeout where nobody listens
             with socket.create_connection((host, port), timeout=deadline.left_s or 0.001) as probe:
                 address: str = probe.getsockname()[0]

@@ -95,7 +95,7 @@ class Link:
     def store(self, deadline: Deadline) -> TCPStore:
         """Return the client, connected by the deadline."""
         if self._store is None:
-            self._store, self._address = connect_store(self.host, self.port, deadline)
+            self._store, self._address = connect_store(self.host, self.port, deadline, self.check)
         self._store.set_timeout(deadline.left)
         return self._store
 

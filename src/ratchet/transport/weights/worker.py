@@ -8,14 +8,29 @@ would.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+_EXIT_S: Final = 5.0
+_stopped: Final[set[threading.Thread]] = set()
+"""threads that were told to end and have not yet"""
+
+
+@atexit.register
+def _wait_for_stopped() -> None:
+    """Let threads that were told to end do so: an interpreter that ends below a thread in torch's
+    code aborts the process. One that is stuck for good is left to its fate.
+    """
+    end = time.monotonic() + _EXIT_S
+    for thread in list(_stopped):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class Worker:
@@ -48,6 +63,7 @@ class Worker:
         """Run `last` after what is queued, then end the thread. Returns at once."""
         if self._thread is None:
             return
+        _stopped.add(self._thread)
         self._put(last)
         self._put(None)
 
@@ -61,6 +77,7 @@ class Worker:
         while (call := self._calls.get()) is not None:
             call()
             del call  # or the last call would keep its tensors and its group alive
+        _stopped.discard(threading.current_thread())
 
 
 def _succeed(future: asyncio.Future[T], result: T) -> None:

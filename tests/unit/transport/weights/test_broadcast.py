@@ -184,7 +184,7 @@ def test_a_store_is_served_on_one_address_only() -> None:
         pytest.raises(ConnectionRefusedError),
     ):
         other.connect(("127.0.0.2", port))
-    client, address = connect_store(HOST, port, Deadline(5.0))
+    client, address = connect_store(HOST, port, Deadline(5.0), lambda: None)
     client.set("key", "value")
     assert store.get("key") == b"value"
     assert address == HOST
@@ -196,8 +196,17 @@ def test_a_store_that_is_not_there_is_no_long_wait() -> None:
         port = free.getsockname()[1]
     start = monotonic()
     with pytest.raises(TransferFailed, match=f"no trainer serves weights at {HOST}:{port}"):
-        connect_store(HOST, port, Deadline(60.0))
+        connect_store(HOST, port, Deadline(60.0), lambda: None)
     assert monotonic() - start < 10
+
+
+def test_a_link_that_is_abandoned_tries_no_further() -> None:
+    store, _, port = serve_store(HOST)
+    link = Link(HOST, port, "test-link")
+    link.abandon()
+    with pytest.raises(TransferFailed, match="given up"):
+        link.store(Deadline(60.0))
+    del store
 
 
 def test_a_trainer_that_stands_still_does_not_hold_an_engine_that_connects() -> None:

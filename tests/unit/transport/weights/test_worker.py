@@ -93,3 +93,20 @@ async def main():
 asyncio.run(main())
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_thread_that_was_told_to_end_does_so_before_the_process() -> None:
+    code = """
+import asyncio, threading, time
+from ratchet.transport.weights.worker import Worker
+async def main():
+    worker, begun = Worker("busy"), threading.Event()
+    worker.run(lambda: (begun.set(), time.sleep(0.3)))
+    await asyncio.to_thread(begun.wait)
+    worker.stop(lambda: print("ended"))
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "ended\n"
