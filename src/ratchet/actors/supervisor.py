@@ -128,7 +128,7 @@ class Supervisor:
     async def start(self) -> None:
         """Begin to supervise, in a task of its own."""
         self._reset()
-        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._task = asyncio.create_task(self._run(), name=self.name)  # noqa: TID251 - no actor
 
     async def ended(self) -> End:
         """Wait until it and its children are gone: "normal" if told to stop or all is done."""
@@ -212,7 +212,8 @@ class Supervisor:
             reason = f"{name} could not start: {type(error).__name__}: {error}"
             self._log.error("child_not_started", name=name, exc_info=error)
             return self._judge.ended(End(name, "abnormal", reason), _now())
-        watching = asyncio.create_task(self._watch(child), name=f"{self.name}.{name}")
+        task_name = f"{self.name}.{name}"
+        watching = asyncio.create_task(self._watch(child), name=task_name)  # noqa: TID251 - no actor
         self._watchers[name] = watching
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
+import random  # noqa: TID251 - the type of what comes in
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -145,7 +145,7 @@ class Dispatcher:
             if not math.isfinite(envelope.timeout_s):  # a timer at NaN keeps all others waiting
                 raise HandlerFailed(f"an ask has a deadline, and not {envelope.timeout_s} s")
             actor = self._find(envelope.receiver)
-            reply = asyncio.ensure_future(
+            reply = asyncio.ensure_future(  # noqa: TID251 - of the asker; we keep it until it is done
                 actor.ask(message, block=False, timeout=envelope.timeout_s)
             )
         except Exception as error:  # noqa: BLE001 - it stays with this message, see `_as_ratchet`

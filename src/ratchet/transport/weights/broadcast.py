@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
+import uuid  # noqa: TID251 - real groups only, and an engine may hold one of an earlier trainer
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final, NamedTuple
