@@ -130,6 +130,12 @@ class WeightSender(Protocol):
         """
         ...
 
+    def leave(self, engine: str, reason: str) -> None:
+        """Wait for this engine no longer: it is dead, or it refused. Called while `send` runs, as
+        the engine was planned; harmless otherwise, and when told twice.
+        """
+        ...
+
     async def close(self) -> None:
         """Give up the group and the store."""
         ...

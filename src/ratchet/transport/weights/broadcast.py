@@ -151,6 +151,9 @@ class BroadcastSender:
                 self._link = self._new_link()
         return report
 
+    def leave(self, engine: str, reason: str) -> None:
+        """Wait for this engine no longer."""
+
     async def close(self) -> None:
         """Give up the group and the store."""
         await self._link.close(_GRACE_S)

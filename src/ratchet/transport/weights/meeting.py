@@ -33,6 +33,8 @@ class Ready(msgspec.Struct, frozen=True):
     """name of the group that it is still in"""
     failure: str | None = None
     """why it cannot take part"""
+    host: str = ""
+    """which memory it could share with the trainer; "" where it cannot"""
 
 
 class Go(msgspec.Struct, frozen=True):
@@ -41,6 +43,8 @@ class Go(msgspec.Struct, frozen=True):
     group: str | None
     """name of the group that carries the transfer, new or held; None where there is none"""
     failure: str | None = None
+    shared: str | None = None
+    """name of the shared memory that the buckets come through, in the place of the group"""
 
 
 def announce(link: Link, route: WeightRoute, ready: Ready, deadline: Deadline) -> None:
