@@ -15,7 +15,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -32,6 +32,52 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class LoraConfig(_Section):
+    """A LoRA adapter (arXiv:2106.09685): it alone is trained and travels; the base model stays as
+    it is. With this section, even an empty one, it is on.
+    """
+
+    rank: Positive = 16
+    alpha: Positive = 32
+    """The adapter adds alpha / rank x B A to each weight."""
+    dropout: float = 0.0
+    """Only 0: see the error."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of linear modules, or the ends of names ("q_proj"), or every linear module but the
+    output layer.
+    """
+    export_merged: bool = False
+    """Beside the adapter, export the base model with the adapter merged in, as `merged`."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value != 0.0:
+            msg = (
+                f"dropout = {value} is refused: the trainer must compute the very probabilities"
+                " that the engines sampled with, and engines generate without dropout; use 0"
+            )
+            raise ValueError(msg)
+        return value
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _some_targets(cls, value: object) -> object:
+        if value == "all-linear":
+            return value
+        if (
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(name, str) and name for name in value)
+        ):
+            return tuple(value)
+        msg = (
+            f'{value!r} is neither "all-linear" nor a list of names of linear modules, such as'
+            ' ["q_proj", "v_proj"]'
+        )
+        raise ValueError(msg)
+
+
 class ModelConfig(_Section):
     """The policy: a local Hugging Face directory, or a fresh model from a config."""
 
@@ -46,6 +92,7 @@ class ModelConfig(_Section):
     chat_template: bool = False
     """Wrap each prompt as a user message with the tokenizer's chat template."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraConfig | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -419,7 +466,13 @@ def _known_keys(location: Sequence[str]) -> list[str]:
     model: type[BaseModel] = Config
     for part in location:
         annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        choices = get_args(annotation) or (annotation,)  # a section may be optional
+        section = next((each for each in choices if _is_section(each)), None)
+        if section is None:
             return []
-        model = annotation
+        model = section
     return sorted(model.model_fields)
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

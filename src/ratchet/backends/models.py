@@ -71,7 +71,7 @@ def load_model(path: Path, dtype: str) -> PreTrainedModel:
             do not fill the model.
     """
     _check_directory(path)
-    with _BUILDING, _quiet():
+    with building():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
@@ -126,7 +126,7 @@ def build_model(
         ConfigError: if the model type or a key is unknown, or a value does not work.
     """
     parsed = _parse_config(config, tokenizer)
-    with _BUILDING, _quiet(), torch.random.fork_rng(devices=[]):
+    with building(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = AutoModelForCausalLM.from_config(parsed, dtype=torch.float32)
@@ -217,11 +217,11 @@ def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights | {name: buffers[name] for name in buffers if name in persistent}
 
 
-def weight_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
+def weight_specs(weights: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
     """Describe what `named_weights` returns, in its order; of tied names the first one travels."""
     first: dict[int, str] = {}
     specs = []
-    for name, weight in named_weights(model).items():
+    for name, weight in weights.items():
         owner = first.setdefault(id(weight), name)
         dtype = str(weight.dtype).removeprefix("torch.")
         alias_of = None if owner == name else owner
@@ -295,6 +295,13 @@ def _unusable(path: Path, error: BaseException) -> ConfigError:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Take turns with whatever else makes modules in this process, and quietly."""
+    with _BUILDING, _quiet():
+        yield
 
 
 @contextlib.contextmanager

@@ -78,11 +78,10 @@ class Snapshot:
     """A copy of a module's weights: a `WeightSource` that the module's owner cannot disturb."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._specs = weight_specs(module)
+        weights = named_weights(module)
+        self._specs = weight_specs(weights)
         self._weights = {
-            spec.name: weight.detach()
-            for spec, weight in zip(self._specs, named_weights(module).values(), strict=True)
-            if spec.alias_of is None
+            spec.name: weights[spec.name].detach() for spec in self._specs if spec.alias_of is None
         }
         self._copies: dict[str, torch.Tensor] = {}
 

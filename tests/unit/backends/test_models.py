@@ -126,7 +126,7 @@ def test_weights_are_parameters_and_persistent_buffers_under_every_name() -> Non
     weights = named_weights(module)
     assert weights["two.weight"] is module.one.weight
     assert weights["norm.running_mean"] is module.norm.running_mean
-    assert weight_specs(module) == (
+    assert weight_specs(named_weights(module)) == (
         ("one.weight", "float32", (3, 2), None),
         ("two.weight", "float32", (3, 2), "one.weight"),
         ("norm.weight", "float32", (3,), None),

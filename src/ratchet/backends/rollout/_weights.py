@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ratchet.backends.models import named_weights, weight_specs
+from ratchet.backends.models import weight_specs
 from ratchet.errors import WeightsMismatch
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class EngineWeights:
-    """Every parameter and persistent buffer, tied ones under each of their names."""
+    """The weights that travel: of a whole model, or of its adapter."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.specs = weight_specs(model)
-        self._weights = named_weights(model)
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.specs = weight_specs(weights)
+        self._weights = weights
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy values into the model.

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ratchet.backends.models import encode_prompt, eos_token_ids, load_model, load_tokenizer
+from ratchet.backends.lora import adapter_weights, add_adapter
+from ratchet.backends.models import (
+    encode_prompt,
+    eos_token_ids,
+    load_model,
+    load_tokenizer,
+    named_weights,
+)
 from ratchet.backends.rollout._batch import Batch, Outcome
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout._selfcheck import check_generation
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ratchet.config import Config
+    from ratchet.config import Config, LoraConfig
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.types import PauseMode, PolicyVersion
 
@@ -41,6 +48,7 @@ def create_engine(config: Config, model_dir: Path) -> TorchEngine:
     return TorchEngine(
         model_dir,
         dtype=config.model.dtype,
+        lora=config.model.lora,
         chat_template=config.model.chat_template,
         max_batch_size=config.rollout.max_batch_size,
         threads=config.runtime.threads,
@@ -67,6 +75,7 @@ class TorchEngine:
         model_dir: Path,
         *,
         dtype: str = "float32",
+        lora: LoraConfig | None = None,
         chat_template: bool = False,
         max_batch_size: int = 512,
         threads: int = 1,
@@ -74,6 +83,7 @@ class TorchEngine:
     ) -> None:
         self._model_dir = model_dir
         self._dtype = dtype
+        self._lora = lora
         self._chat_template = chat_template
         self._max_batch_size = max_batch_size
         self._threads = threads
@@ -162,7 +172,7 @@ class TorchEngine:
         return self._parts.batch.version
 
     def specs(self) -> Sequence[TensorSpec]:
-        """Describe every parameter and persistent buffer."""
+        """Describe every parameter and persistent buffer; with LoRA the adapter's alone."""
         return self._loaded.weights.specs
 
     async def pause(self, mode: PauseMode) -> None:
@@ -232,18 +242,27 @@ class TorchEngine:
     def _load(self) -> None:
         torch.set_num_threads(self._threads)
         tokenizer = load_tokenizer(self._model_dir)
-        model = load_model(self._model_dir, self._dtype).to(self._device)
+        model, weights = self._load_model()
         check_generation(model, str(self._model_dir))
         end_ids = eos_token_ids(model, tokenizer)
         self._parts = _Parts(
             model=model,
             tokenizer=tokenizer,
-            weights=EngineWeights(model),
+            weights=weights,
             batch=Batch(model, end_ids, self._max_batch_size),
             end_ids=end_ids,
             vocabulary=model.get_input_embeddings().num_embeddings,
             context=getattr(model.config, "max_position_embeddings", None),
         )
+
+    def _load_model(self) -> tuple[PreTrainedModel, EngineWeights]:
+        model = load_model(self._model_dir, self._dtype)
+        if self._lora is None:
+            model = model.to(self._device)
+            return model, EngineWeights(named_weights(model))
+        digest = add_adapter(model, self._lora, seed=0)  # every load replaces the adapter
+        model = model.to(self._device)
+        return model, EngineWeights(adapter_weights(model, digest))
 
     def _pause(self, mode: PauseMode) -> None:
         if self._paused_at is None:

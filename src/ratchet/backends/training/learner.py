@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from ratchet.algorithms.losses import Loss, sft_loss
 from ratchet.algorithms.packing import Row
+from ratchet.backends.lora import adapter_weights, add_adapter, merge_adapter, save_adapter
 from ratchet.backends.models import (
     load_model,
     load_tokenizer,
@@ -40,13 +41,16 @@ class Learner:
     def __init__(self, model_dir: Path, config: Config, device_name: str | None) -> None:
         self.ranks = current_ranks()
         self._config = config
+        self._model_dir = model_dir
         self._device = device = _device(device_name, self.ranks.rank)
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_dir)
         model = load_model(model_dir, config.model.dtype)
+        lora = config.model.lora
+        digest = None if lora is None else add_adapter(model, lora, config.seed)
         self._model: PreTrainedModel = model.to(device)
         shard(self._model, self.ranks, device)
-        self.specs = weight_specs(self._model)
-        self._weights = named_weights(self._model)
+        self._weights = named_weights(model) if digest is None else adapter_weights(model, digest)
+        self.specs = weight_specs(self._weights)
         self._optimizer = self._trainer_optimizer()
         self._passes = GradientPass(
             self._model,
@@ -128,17 +132,33 @@ class Learner:
         if max_over_ranks(taken.to(torch.int32), self.ranks):
             msg = f"{path} is there already"
             raise FileExistsError(msg)
-        model = self._plain_model()
+        write = self._prepare_export()
         if self.ranks.rank:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         try:
-            save_model_directory(model, self._tokenizer, temporary)
+            write(temporary)
             temporary.rename(path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+    def _prepare_export(self) -> Callable[[Path], None]:
+        """Gather, in which all ranks take part, what the returned function then writes."""
+        if self._config.model.lora is None:
+            model = self._plain_model()
+            return lambda path: save_model_directory(model, self._tokenizer, path)
+        values = {name: whole(tensor) for name, tensor in self._weights.items()}
+        return lambda path: self._write_adapter(values, path)
+
+    def _write_adapter(self, values: Mapping[str, torch.Tensor], path: Path) -> None:
+        save_adapter(self._model, values, self._model_dir, path)
+        self._tokenizer.save_pretrained(path)
+        model = self._config.model
+        if model.lora is not None and model.lora.export_merged:
+            merged = merge_adapter(self._model_dir, model.dtype, path)
+            save_model_directory(merged, self._tokenizer, path / "merged")
 
     def _check_none_pending(self) -> None:
         if self._pending is not None:
