@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.helpers.config import small_config
@@ -52,6 +52,16 @@ class Plan:
         )
 
     @property
+    def unheard_s(self) -> float:
+        """For how long the buffer may hear nothing of the registry, in all."""
+        return sum(
+            fault.for_s
+            for fault in self.faults
+            if isinstance(fault, f.Freeze | f.Silence | f.SlowReader)
+            and fault.name in {REGISTRY, BUFFER}
+        )
+
+    @property
     def on_disk(self) -> bool:
         """The files are real ones."""
         return any(isinstance(fault, f.Crash) for fault in self.faults)
@@ -87,7 +97,7 @@ def draw(seed: int) -> Plan:
         tail_share=rng.choice([0.0, 0.0, 0.02, 0.2]),
         tail_s=rng.choice([0.1, 2.0]),
     )
-    links = _links(rng, scale)
+    links = replace(_links(rng, scale), launchers=random.Random(seed).choice(["one", "each"]))
     config = _config(rng, delays, links, seed)
     # a world without faults would take about this long
     generation_s = delays.token_s * config.rollout.max_tokens * 3
@@ -155,9 +165,21 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
         },
         weights={"timeout_s": rng.choice([20.0, 60.0])},
         eval={"num_prompts": rng.choice([0, 0, 3, 8])},
-        runtime={"ask_timeout_s": links.limits.delivery_s},
+        runtime={"ask_timeout_s": links.limits.delivery_s} | _supervision(seed),
     )
     return config.model_copy(update={"seed": seed})
+
+
+def _supervision(seed: int) -> dict[str, Any]:
+    """How workers are started again; drawn apart, so that the rest of a world stays as it was."""
+    rng = random.Random(f"supervision/{seed}")
+    return {
+        "restart_strategy": rng.choice(["one_for_one"] * 3 + ["one_for_all", "rest_for_one"]),
+        "max_restarts": rng.choice([1, 3, 1000, 1000, 1000]),
+        "restart_window_s": rng.choice([60.0, 600.0]),
+        "backoff_first_s": rng.choice([0.0, 0.5, 5.0]),
+        "backoff_most_s": rng.choice([5.0, 60.0]),
+    }
 
 
 def _fault(rng: random.Random, names: list[str], horizon: float, dead_s: float) -> f.Fault:

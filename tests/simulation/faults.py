@@ -45,10 +45,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Kill(Fault):
-    """Processes die at once, and are started again later; or again and again."""
+    """Workers die at once; or again and again. Their launcher starts them again."""
 
     names: tuple[str, ...]
-    restart_s: float
+    every_s: float
     times: int = 1
     after: int | None = None
     """strikes this many deliveries after `at`, so that it may fall between any two events"""
@@ -71,9 +71,7 @@ class Kill(Fault):
         for _ in range(self.times):
             for name in self.names:
                 world.kill(name)
-            await asyncio.sleep(self.restart_s)
-            for name in self.names:
-                world.start_rollout(name)
+            await asyncio.sleep(self.every_s)
 
 
 @dataclass(frozen=True)
@@ -157,12 +155,12 @@ class NonFinite(Fault):
 
 @dataclass(frozen=True)
 class DoubleStart(Fault):
-    """A worker is started although it runs: a second process takes its name."""
+    """A worker is launched although it runs: a second process takes its name."""
 
     name: str
 
     def strike(self, world: World) -> None:
-        world.start_rollout(self.name, beside=True)
+        world.launch(self.name)
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
         self.stopped: list[Process] = []
         """processes that were ever stopped, or have died"""
+        self.ending = False
+        """the simulation is over, and what is left of it is being cancelled"""
 
     @property
     def now(self) -> float:
@@ -266,6 +268,7 @@ def run_virtual(
         try:
             return await main
         finally:  # tasks of the dead end as well, but not before the end of everything
+            loop.ending = True
             for task in asyncio.all_tasks():
                 if task is not asyncio.current_task():
                     task.cancel()

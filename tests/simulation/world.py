@@ -7,15 +7,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.sessions import Host, Network
 from tests.simulation.weights import FakeReceiver, FakeSender, Weights, Wire
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
-from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
@@ -88,6 +89,9 @@ class Scorer:
             raise RewardFailed(f"no reward for {prompt.prompt_id}")
         return list(map(reward, completions))
 
+    def close(self) -> None:
+        pass
+
 
 class ProcessEnd:
     """A process ends with its actor."""
@@ -97,6 +101,8 @@ class ProcessEnd:
         self.name = host.name
         self.event = asyncio.Event()
         self.reason = ""
+        self.at = 0.0
+        """when"""
         self._network = network
         self._leaving: asyncio.Task[None] | None = None
 
@@ -110,10 +116,11 @@ class ProcessEnd:
         await self.host.node.stop(1.0)
         self.kill(self.reason)
 
-    def kill(self, reason: str = "killed") -> None:
+    def kill(self, reason: str = KILLED) -> None:
         """End the process now."""
         if not self.event.is_set():
             self.reason = reason
+            self.at = self._network.loop.now
             self.event.set()
             self._network.kill(self.host)
 
@@ -125,7 +132,16 @@ class Buffer(BufferActor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.hears: list[Callable[[int], None]] = []
+        """told of the term that each batch is handed to, when it is"""
         Buffer.last = self
+
+    def _serve(self) -> None:
+        before = self._handed
+        super()._serve()
+        if self._handed is not None and self._handed is not before:
+            for hear in self.hears:
+                hear(self._handed[1].term)
 
 
 class SeenTrainer(TrainerActor):
@@ -194,6 +210,8 @@ class Links:
     limits: Limits = field(default_factory=Limits)
     drift: float = 0.0
     moves: bool = False
+    launchers: Literal["one", "each"] = "one"
+    """of all workers, whose end is the run's | each worker has its own"""
 
 
 @dataclass
@@ -228,6 +246,9 @@ class Worker:
     host: Host
     engine: SeenEngine
     end: ProcessEnd
+    ref: LocalRef
+    started: float
+    """when"""
 
 
 class World:
@@ -268,12 +289,12 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.lives: list[Worker] = []
         """every worker that ever was"""
-        self.lost_workers: list[tuple[str, str]] = []
-        """(name, reason) of workers that ended on their own"""
+        self.launchers: list[Launcher] = []
         self.ends: dict[str, ProcessEnd] = {}
         self.batches: list[BatchReady] = []
-        self.buffer: BufferActor
-        self._supervisors: list[asyncio.Task[None]] = []
+        self.buffer: Buffer
+        self.buffer_says: list[Callable[[int], None]] = []
+        self._launchers = links.launchers
         self._seed = seed
         self._delays = random.Random(seed + 1)
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
@@ -299,8 +320,10 @@ class World:
             ),
         )
         self.buffer = Buffer.last
-        for rank in range(self.config.rollout.num_workers):
-            self.start_rollout(rollout_name(rank))
+        self.buffer.hears = self.buffer_says
+        names = [rollout_name(rank) for rank in range(self.config.rollout.num_workers)]
+        for workers in [names] if self._launchers == "one" else [[name] for name in names]:
+            self.launch(*workers)
         self.start_trainer(TRAINER)
 
     def start_trainer(self, name: str) -> None:
@@ -327,12 +350,20 @@ class World:
         )
         self.trainers.append(Trainer(name, host, backend, output, end, ref, SeenTrainer.last))
 
-    def start_rollout(self, name: str, *, beside: bool = False) -> None:
-        """Start a worker, unless it runs; `beside` starts it all the same."""
-        if self.network.alive(name) and not beside:
-            return
+    def launch(self, *names: str) -> None:
+        """Start a launcher with these workers, perhaps beside one that has them already."""
+        whose: Literal["run", "workers"] = "workers"
+        if self._launchers == "one" and not self.launchers:
+            whose = "run"
+        name = f"launcher-{len(self.launchers)}"
+        launcher = Launcher(
+            self.network, name, names, config=self.config, start=self._start_worker, whose=whose
+        )
+        self.launchers.append(launcher)
+
+    def _start_worker(self, name: str) -> Worker:
         engine = SeenEngine(delay_s=self._delay)
-        host, _, end = self._start(
+        host, ref, end = self._start(
             name,
             lambda host: RolloutActor.start(
                 host.system,
@@ -344,17 +375,17 @@ class World:
                 eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
             ),
         )
-        worker = self.workers[name] = Worker(name, host.incarnation, host, engine, end)
+        worker = self.workers[name] = Worker(
+            name, host.incarnation, host, engine, end, ref, self.network.loop.now
+        )
         self.lives.append(worker)
-        self._supervisors.append(asyncio.ensure_future(self._supervise(worker)))
+        return worker
 
-    async def _supervise(self, worker: Worker) -> None:
-        """Start a worker again that ended on its own; killed ones are somebody else's."""
-        await worker.end.event.wait()
-        if worker.end.reason not in {"killed", "stopped"}:
-            self.lost_workers.append((worker.name, worker.end.reason))
-            await asyncio.sleep(1.0)
-            self.start_rollout(worker.name)
+    @property
+    def lost_workers(self) -> list[tuple[str, str]]:
+        """(name, reason) of workers that ended on their own, and were not killed."""
+        ended = [worker for worker in self.lives if worker.end.event.is_set()]
+        return [(w.name, w.end.reason) for w in ended if w.end.reason not in {KILLED, ORDERLY}]
 
     @property
     def leader(self) -> Trainer:
