@@ -81,6 +81,13 @@ class Fragile(Actor[Try | Do]):
         if self.where == "on_failure":
             raise RuntimeError("again")
 
+    async def release(self) -> None:
+        self.events.append("release")
+        if self.where == "release":
+            raise RuntimeError("again")
+        if self.where == "hang":
+            await asyncio.Event().wait()
+
 
 async def start(system: System, *args: Any) -> tuple[LocalRef, Fragile, asyncio.Queue[Any]]:
     heard: asyncio.Queue[Any] = asyncio.Queue()
@@ -105,7 +112,7 @@ async def fails(ref: LocalRef, actor: Fragile, heard: asyncio.Queue[Any]) -> Non
     """The actor fails with ValueError("boom"), and everyone hears of it."""
     async with asyncio.timeout(5):
         assert await heard.get() == ("fragile", "ValueError: boom")
-    assert actor.events == ["ValueError: boom"]
+    assert actor.events == ["ValueError: boom", "release"]
     assert not ref.is_alive()
     (event,) = log_of(actor.system).named("actor_failed")
     assert isinstance(event["exc_info"], ValueError)
@@ -209,7 +216,31 @@ def test_in_stop() -> None:
         ref, actor, heard = await start(make_system(), "stop")
         assert await ref.stop(block=False)
         assert await heard.get() == ("fragile", "ValueError: boom")
-        assert actor.events == ["on_stop", "ValueError: boom"]
+        assert actor.events == ["on_stop", "ValueError: boom", "release"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("where", "error"), [("release", RuntimeError), ("hang", TimeoutError)])
+def test_to_let_go_after_a_failure_may_fail_or_hang(where: str, error: type[Exception]) -> None:
+    async def main() -> None:
+        system = make_system(ask_timeout_s=0.1)
+        ref, actor, heard = await start(system, where)
+        ref.tell(Do("handler"))
+        async with asyncio.timeout(5):
+            assert await heard.get() == ("fragile", "ValueError: boom")
+        assert actor.events == ["ValueError: boom", "release"]
+        (event,) = log_of(system).named("release_failed")
+        assert isinstance(event["exc_info"], error)
+
+    asyncio.run(main())
+
+
+def test_a_stop_lets_go_last() -> None:
+    async def main() -> None:
+        ref, actor, _ = await start(make_system())
+        assert await ref.stop(block=False)
+        assert actor.events == ["on_stop", "release"]
 
     asyncio.run(main())
 
@@ -253,7 +284,7 @@ def test_a_handler_that_meets_a_cancelled_task_fails_and_is_not_cancelled() -> N
         assert ref.is_alive()
         ref.tell(Do("handler"))
         assert await heard.get() == ("fragile", "CancelledError: ")
-        assert actor.events == ["CancelledError: "]
+        assert actor.events == ["CancelledError: ", "release"]
 
     asyncio.run(main())
 

@@ -54,6 +54,9 @@ class RandomScorer:
         del prompt
         return [float(index) for index in range(len(completions))]
 
+    def close(self) -> None:
+        pass
+
 
 class MiniRun:
     """A run without a trainer."""

@@ -100,6 +100,13 @@ class Actor(PykkaActor, Generic[M]):
         Not called when the actor fails or its loop shuts down.
         """
 
+    def release(self) -> Awaitable[None] | None:
+        """Let go of threads, memory and links, after `on_stop` or `on_failure`. May return an
+        awaitable. Idempotent.
+
+        Not called when its loop shuts down.
+        """
+
     def on_failure(
         self,
         exception_type: type[BaseException] | None,

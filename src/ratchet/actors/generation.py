@@ -30,6 +30,10 @@ class Scorer(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Begin nothing more, and end once what runs has ended. Idempotent; does not wait."""
+        ...
+
 
 class GroupFailure(Message, frozen=True):
     """Why a group has no rollouts. It stays in its process."""

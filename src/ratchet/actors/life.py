@@ -43,6 +43,8 @@ class Hooks(Protocol):
 
     def on_stop(self) -> Awaitable[None] | None: ...  # noqa: D102
 
+    def release(self) -> Awaitable[None] | None: ...  # noqa: D102
+
     def on_failure(  # noqa: D102
         self,
         exception_type: type[BaseException] | None,
@@ -112,6 +114,7 @@ class Life:
             await self._serve()
             await self._shut_down()
             await _settled(self._actor.on_stop())
+            await _settled(self._actor.release())
             self._end_reason = "stopped"
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancellation(error):
@@ -120,6 +123,7 @@ class Life:
             self._report("actor_failed", error)
             await self._shut_down()
             self._call_on_failure(error)
+            await self._release_failed()
         except (KeyboardInterrupt, SystemExit) as interrupt:
             self._end_reason = f"{type(interrupt).__name__}: {interrupt}"
             raise
@@ -173,6 +177,14 @@ class Life:
             self._actor.on_failure(type(error), error, error.__traceback__)
         except Exception as second:  # noqa: BLE001 - the watchers must still hear of the first
             self._report("on_failure_failed", second)
+
+    async def _release_failed(self) -> None:
+        """Whoever watches waits for this, so not for long, and hears of the first error only."""
+        try:
+            async with asyncio.timeout(self._system.ask_timeout_s):
+                await _settled(self._actor.release())
+        except Exception as second:  # noqa: BLE001 - see above
+            self._report("release_failed", second)
 
     def _report(self, event: str, error: BaseException) -> None:
         self.log.error(event, reason=self._end_reason, exc_info=error)

@@ -101,6 +101,7 @@ class RolloutActor(RoleActor[_Inbox]):
         super().__init__(system, role)
         self._config = config
         self._engine = engine
+        self._scorer = scorer
         self._generator = Generator(config, engine, scorer)
         self._receiver = receiver
         self._eval_prompts = eval_prompts
@@ -119,9 +120,10 @@ class RolloutActor(RoleActor[_Inbox]):
         self._started = self.now()
         self.spawn(self._start(), name="start-engine")
 
-    async def on_stop(self) -> None:
-        """End the engine and leave the transfer group."""
-        self._receiver.abort("the rollout worker stops")
+    async def release(self) -> None:
+        """End the engine and the scoring, and leave the transfer group."""
+        self._scorer.close()
+        self._receiver.abort("the rollout worker ends")
         await self._receiver.close()
         await self._engine.close()
 

@@ -9,7 +9,7 @@ reads top to bottom; it waits for
 * a batch: requested from the buffer for exactly the weights in hand; ends with `BatchReady`, or
   fails the run after `trainer.batch_timeout_s`;
 * the transfer of the previous version, only before an optimiser step: forward and backward overlap
-  with it; ends by `weights.timeout_s`;
+  with it; ends by `weights.timeout_s`; with `weights.snapshot` the copy of its weights alone;
 * the engines' evaluations, before the first step and after the last; end by `eval.timeout_s`.
 
 A group past `max_staleness` for the weights that take the step is sent back untrained. A non-finite
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, assert_never
 
 from ratchet.actors.evaluation import Evaluation, evaluate
-from ratchet.actors.publisher import Published, Publisher
+from ratchet.actors.publisher import Published, Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
 from ratchet.actors.system import System
@@ -82,6 +82,7 @@ class TrainerActor(RoleActor[_Inbox]):
         sender: WeightSender,
         output: TrainerOutput,
         warm_start_prompts: Sequence[Prompt],
+        snapshot: WeightSnapshot | None = None,
     ) -> None:
         super().__init__(system, role)
         self._config = config
@@ -104,6 +105,7 @@ class TrainerActor(RoleActor[_Inbox]):
             now=self.now,
             timeout_s=config.weights.timeout_s,
             log=self.log,
+            snapshot=snapshot,
         )
         self._publishing: asyncio.Task[Published] | None = None
         self._step = 0
@@ -118,7 +120,7 @@ class TrainerActor(RoleActor[_Inbox]):
         self._metrics.start()
         self.spawn(self._train(), name="train")
 
-    async def on_stop(self) -> None:
+    async def release(self) -> None:
         """Free the model and the transfer group."""
         await self._sender.close()
         await self._backend.close()
@@ -216,7 +218,7 @@ class TrainerActor(RoleActor[_Inbox]):
             what="the first engine",
             within_s=self._patience_s,
         )
-        async with self._publisher.weights:
+        async with self._publisher.changing():
             await self._publisher.reserve(self._step)
         self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
         await self._until_live("an engine to hold the first version")
@@ -303,8 +305,9 @@ class TrainerActor(RoleActor[_Inbox]):
         """Take the step, or skip it; only its second half waits for the transfer in flight."""
         gradients = await self._backend.forward_backward(groups)
         times.mark("train_s")
-        await self._transferred()
-        async with self._publisher.weights:
+        if self._publisher.snapshot is None:
+            await self._transferred()
+        async with self._publisher.changing():
             times.mark("publish_s")
             if not gradients.finite:
                 await self._backend.skip_step()
@@ -332,7 +335,8 @@ class TrainerActor(RoleActor[_Inbox]):
 
     async def _sync_all(self, transfer: Awaitable[Published]) -> Published:
         published = await transfer
-        self._metrics.sync_s = published.seconds
+        if published.metrics:
+            self._metrics.synced(published.seconds, published.metrics)
         self._offer_again(published)
         return published
 
@@ -346,10 +350,12 @@ class TrainerActor(RoleActor[_Inbox]):
         if self._engines.get(engine.name) != engine:
             return
         published = await self._publisher.catch_up(engine)
-        if published is not None:
-            self._offer_again(published)
-        else:
+        if published is None:
             self._publish_again()
+            return
+        if published.metrics:
+            self._metrics.caught_up()
+        self._offer_again(published)
 
     def _publish_again(self) -> None:
         """Publish although no step was taken: no engine holds the weights in hand."""

@@ -32,6 +32,10 @@ class ThreadScorer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._score, prompt, completions)
 
+    def close(self) -> None:
+        """Begin nothing more; the threads end with what they run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def _score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
         return [self._one(prompt, completion) for completion in completions]
 

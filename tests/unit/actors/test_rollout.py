@@ -59,6 +59,9 @@ class Scorer:
             raise outcome
         return outcome
 
+    def close(self) -> None:
+        pass
+
 
 class World:
     """A rollout actor on a fake engine; registry and buffer are recorders."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sys
 import threading
@@ -30,7 +31,8 @@ class Task:
 
 
 def score(reward: Callable[[Prompt, str], Any], *completions: str) -> list[float]:
-    return asyncio.run(ThreadScorer(Task(reward)).score(PROMPT, completions or ("1",)))
+    with contextlib.closing(ThreadScorer(Task(reward))) as scorer:
+        return asyncio.run(scorer.score(PROMPT, completions or ("1",)))
 
 
 def test_each_completion_has_its_own_reward_in_order() -> None:
@@ -89,6 +91,7 @@ def test_sys_exit_in_a_reward_leaves_the_scorer_usable() -> None:
         with pytest.raises(RewardFailed):
             await scorer.score(PROMPT, ["good", "bad"])
         assert await scorer.score(PROMPT, ["good"]) == [1.0]
+        scorer.close()
 
     asyncio.run(main())
 
@@ -105,11 +108,26 @@ def test_the_loop_goes_on_while_a_reward_takes_its_time() -> None:
 
     async def main() -> list[float]:
         async with asyncio.timeout(30):
-            scoring = asyncio.ensure_future(ThreadScorer(Task(slow)).score(PROMPT, ["1"]))
+            scorer = ThreadScorer(Task(slow))
+            scoring = asyncio.ensure_future(scorer.score(PROMPT, ["1"]))
             await asyncio.to_thread(entered.wait, 30)
             assert not scoring.done()  # and yet we are here
             release.set()
+            scorer.close()
             return await scoring
 
     assert asyncio.run(main()) == [1.0]
     assert threads[0].startswith("reward")
+
+
+def test_a_closed_scorer_ends_its_threads_with_what_they_run() -> None:
+    async def main() -> None:
+        scorer = ThreadScorer(Task(lambda prompt, text: 1.0))
+        await scorer.score(PROMPT, ["1"])
+        (thread,) = [t for t in threading.enumerate() if t.name.startswith("reward")]
+        scorer.close()
+        scorer.close()
+        await asyncio.to_thread(thread.join, 30)
+        assert not thread.is_alive()
+
+    asyncio.run(main())
