@@ -217,6 +217,10 @@ class WeightsConfig(_Section):
     """After loading, read the engine's own parameters back and compare their digest with the
     trainer's.
     """
+    snapshot: bool = False
+    """Send from a copy of the weights in host memory (two while a version travels that is not the
+    newest): then no optimiser step waits for a transfer.
+    """
 
     @field_validator("pause_mode", mode="before")
     @classmethod

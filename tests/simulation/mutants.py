@@ -342,7 +342,7 @@ def non_finite_step_published() -> Patches:
         applied, reports = await optimise(self, groups, times)
         if not applied:
             self._step += 1
-            async with self._publisher.weights:
+            async with self._publisher.changing():
                 await self._publisher.reserve(self._step)
         return True, reports
 

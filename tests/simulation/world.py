@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.sessions import Host, Network
-from tests.simulation.weights import FakeReceiver, FakeSender, Weights, Wire
+from tests.simulation.weights import FakeReceiver, FakeSender, FakeSnapshot, Weights, Wire
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
@@ -336,6 +336,11 @@ class World:
             optimizer_s=step_s * 0.2,
         )
         output = Output()
+
+        def read() -> Weights:
+            return backend.weights
+
+        snapshot = FakeSnapshot(read) if self.config.weights.snapshot else None
         host, ref, end = self._start(
             name,
             lambda host: SeenTrainer.start(
@@ -343,7 +348,8 @@ class World:
                 self._role("trainer", host),
                 config=self.config,
                 backend=backend,
-                sender=FakeSender(self.wire, lambda: backend.weights),
+                sender=FakeSender(self.wire, snapshot.weights if snapshot else read),
+                snapshot=snapshot,
                 output=output,
                 warm_start_prompts=[],
             ),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ratchet.actors.publisher import AskFunction
+from ratchet.actors.transfer import AskFunction
 from ratchet.config import EvalConfig
 from ratchet.errors import RatchetError
 from ratchet.messages import EvaluatePolicy, PolicyEvaluated

@@ -1,61 +1,53 @@
 """How the trainer publishes a version: reserve, transfer, commit or burn.
 
-Consumes the registry's numbers and the engines' replies to `LoadWeights`; produces a live version
-or a burnt number. Waits for the registry (ask deadline) and for the transfer (`weights.timeout_s`);
-a lost engine ends its own wait, and nobody else's.
+Consumes the registry's numbers and the engines' answers; produces a live version or a burnt number.
+Waits for the registry (ask deadline) and for a transfer (`transfer.py`: `weights.timeout_s`).
 
-The weights must not change while a transfer reads them: `Publisher.weights` is the lock that a
-transfer and an optimiser step both take. Training goes on during a transfer, up to the next
-optimiser step.
+The weights must not change while they are read. Without a snapshot a transfer holds them all the
+while, and the next optimiser step waits for its end. With one (`weights.snapshot`) a transfer reads
+a copy, taken as its version is published, and the step waits for the copy alone; then steps may be
+faster than transfers: one version travels, the newest waits, and a number that is overtaken while
+it waits is burnt.
+
+An engine that comes late, or was lost, catches up point to point. That gives way to all else: a
+step that changes the weights it reads, or a transfer to all, ends it at once. Its engine is among
+those that the newer version is offered to, and is offered it again if that fails too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol, TypeVar
 
+from ratchet.actors.right_of_way import RightOfWay
 from ratchet.actors.role import REGISTRY
-from ratchet.errors import (
-    ActorDead,
-    HandlerFailed,
-    RatchetError,
-    StaleTerm,
-    TransferFailed,
-    VersionError,
-)
-from ratchet.messages import (
-    AbortLoad,
-    Ask,
-    BurnVersion,
-    CommitVersion,
-    LoadWeights,
-    ReserveVersion,
-    VersionReserved,
-    WeightsLoaded,
-)
+from ratchet.actors.step_metrics import sync_metrics
+from ratchet.actors.transfer import AskFunction, Transferred, Transfers
+from ratchet.messages import Ask, BurnVersion, CommitVersion, ReserveVersion, VersionReserved
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
-from ratchet.transport.mailbox.base import Directory, Ref
-from ratchet.transport.weights.base import SendReport, WeightSender
-from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord, WeightManifest
+from ratchet.transport.mailbox.base import Directory
+from ratchet.transport.weights.base import WeightSender
+from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
 
 R = TypeVar("R")
 
-_REASON_S: Final = 5.0
-"""An engine's reply may come this much later than the transfer's deadline: it says why."""
 
-_ABSENT: Final = (ActorDead, StaleTerm, VersionError, HandlerFailed)
-"""How an ask to load ends when the engine has not joined the transfer, and will not."""
+class WeightSnapshot(Protocol):
+    """Copies of the trainer's weights, which the sender reads in their place. Two at most: the
+    newest, and one that is being read.
+    """
 
-Replies: TypeAlias = dict[str, WeightsLoaded | RatchetError]
+    async def take(self, version: PolicyVersion) -> None:
+        """Copy the weights as they are now; they must not change meanwhile. The copy of an older
+        version that nobody reads is overwritten.
+        """
+        ...
 
-
-class AskFunction(Protocol):
-    """`Actor.ask`: registers the wait, and always has a deadline."""
-
-    def __call__(self, ref: Ref, message: Ask[R], *, timeout: float | None = None) -> Awaitable[R]:
-        """Ask and await the reply."""
+    def reading(self, version: PolicyVersion) -> AbstractContextManager[None]:
+        """Give the sender this version, the newest taken, as long as the context lasts."""
         ...
 
 
@@ -63,10 +55,21 @@ class Published(NamedTuple):
     """How one transfer ended."""
 
     version: PolicyVersion
-    loaded: tuple[str, ...]
+    loaded: tuple[str, ...] = ()
     """names of the engines that hold it, verified"""
-    failed: tuple[RoleInfo, ...]
-    seconds: float
+    failed: tuple[RoleInfo, ...] = ()
+    """engines to offer the live version to again"""
+    seconds: float = 0.0
+    metrics: dict[str, float | None] = {}
+    """of the sync, for the line of the step; empty where nothing was sent"""
+
+
+class _Offer(NamedTuple):
+    """A reserved number, and whom its weights are for."""
+
+    version: PolicyVersion
+    step: int
+    engines: tuple[RoleInfo, ...]
 
 
 class Publisher:
@@ -81,25 +84,27 @@ class Publisher:
         now: Callable[[], float],
         timeout_s: float,
         log: Log,
+        snapshot: WeightSnapshot | None = None,
     ) -> None:
-        self.weights = asyncio.Lock()
-        self._settled = asyncio.Condition(self.weights)
-        self._undecided = True  # the weights in hand have not been offered yet
         self.term: Term = 0
         self.lineage = Lineage()
-        self.version: PolicyVersion | None = None
-        """The number of the weights in hand; None before the first is reserved."""
         self.live: PolicyVersion | None = None
         """The version of the weights in hand, if it is live."""
         self.holders: dict[str, RoleInfo] = {}
         """The engines that hold the live version."""
+        self.snapshot = snapshot
         self._base: PolicyVersion | None = None
-        self._rollouts: tuple[RoleInfo, ...] = ()
-        self._sender = sender
+        self._offer: _Offer | None = None
+        """the weights in hand"""
+        self._decided = asyncio.Event()  # the weights in hand are live, or their number is burnt
+        self._weights = RightOfWay()  # to change the weights, and to read them
+        self._sending = self._weights if snapshot is None else RightOfWay()
+        self._transfers = Transfers(
+            sender=sender, directory=directory, ask=ask, now=now, timeout_s=timeout_s, log=log
+        )
         self._directory = directory
         self._ask = ask
         self._now = now
-        self._timeout_s = timeout_s
         self._log = log
 
     def begin(self, term: Term, versions: Iterable[VersionRecord]) -> None:
@@ -115,15 +120,26 @@ class Publisher:
         self._base = min((r.version for r in known if r.parent is None), default=None)
 
     @property
+    def version(self) -> PolicyVersion | None:
+        """The number of the weights in hand; None before the first is reserved."""
+        return None if self._offer is None else self._offer.version
+
+    @property
     def position(self) -> Position:
         """The weights in hand: their number, and their optimiser step."""
-        if self.version is None:
+        if self._offer is None:
             msg = "the trainer has not reserved a version yet"
             raise RuntimeError(msg)
-        return Position(self.version, self.lineage.step(self.version))
+        return Position(self._offer.version, self._offer.step)
+
+    def changing(self) -> AbstractAsyncContextManager[None]:
+        """Hold the weights: to change them, and to `reserve` their number before anyone else can
+        read them.
+        """
+        return self._weights.first("the trainer takes the next optimiser step")
 
     async def reserve(self, step: int) -> None:
-        """Give the weights in hand a number of their own; the caller holds the lock.
+        """Give the weights in hand a number of their own; the caller holds them.
 
         From here on a token of this version may be judged, and the trainer's own position is this
         version, whether it will be live or burnt: a burnt number names weights that nobody got, and
@@ -134,161 +150,124 @@ class Publisher:
         """
         self.live = None
         self.holders = {}
-        self._undecided = True
+        self._decided.clear()
         parent = self._base if self.version is None else self.version
-        reserved: VersionReserved = await self._ask(
-            self._directory.ref(REGISTRY), ReserveVersion(self.term, step, parent)
+        reserved: VersionReserved = await self._ask_registry(
+            ReserveVersion(self.term, step, parent)
         )
         self.lineage.add(reserved.version, step, parent)
-        self.version = reserved.version
-        self._rollouts = reserved.rollouts
+        self._offer = _Offer(reserved.version, step, reserved.rollouts)
 
-    async def transfer(self) -> Published:
+    def transfer(self) -> Awaitable[Published]:
         """Offer the version just reserved to every engine, and make it live or burn it.
 
         Raises:
-            StaleTerm: if another trainer has taken over.
+            RuntimeError: if there is none.
+            StaleTerm: from the result, if another trainer has taken over.
         """
-        async with self.weights:
-            return await self._offer()
+        if self._offer is None:
+            msg = "the trainer has not reserved a version yet"
+            raise RuntimeError(msg)
+        return self._transfer(self._offer)
 
     async def publish_again(self) -> Published:
         """Offer the weights in hand under a new number, if nobody holds them under the old one."""
-        async with self._settled:
-            await self._until_decided()
-            if self.live is not None:  # an optimiser step came first, and its version arrived
-                return Published(self.live, tuple(self.holders), (), 0.0)
-            await self.reserve(self.position.step)
-            return await self._offer()
-
-    async def _offer(self) -> Published:
-        started = self._now()
-        registry = self._directory.ref(REGISTRY)
-        version, step = self.position
-        replies = await self._transfer(version, step, self._rollouts)
-        loaded = [reply for reply in replies.values() if isinstance(reply, WeightsLoaded)]
-        if loaded:
-            await self._ask(registry, CommitVersion(self.term, version, loaded[0].digest))
-            self.live = version
-            self.holders = {e.name: e for e in self._rollouts if self._holds(e, replies)}
-        else:
-            reason = "; ".join(str(reply) for reply in replies.values()) or "no engine is alive"
-            await self._ask(registry, BurnVersion(self.term, version, reason))
-        self._undecided = False
-        self._settled.notify_all()
-        return self._report(version, self._rollouts, replies, self._now() - started)
+        while True:
+            await self._decided.wait()
+            async with self.changing():
+                if self.live is not None:
+                    return Published(self.live, tuple(self.holders))
+                if self._decided.is_set():
+                    await self.reserve(self.position.step)
+                    break
+        return await self.transfer()
 
     async def catch_up(self, engine: RoleInfo) -> Published | None:
         """Bring one engine to the live version; None if the weights in hand have none.
 
         A version that is reserved but not offered yet is waited for: an engine that came between
-        the two is not among those that it will be offered to.
+        the two is not among those that it will be offered to. A version that is reserved while this
+        goes on ends it, and the engine counts as failed.
         """
-        async with self._settled:
-            await self._until_decided()
-            if self.live is None:
-                return None
-            started = self._now()
-            version = self.live
-            if self.holders.get(engine.name) == engine:
-                return Published(version, (engine.name,), (), 0.0)
-            replies = await self._transfer(version, self.lineage.step(version), (engine,))
-            if self._holds(engine, replies):
-                self.holders[engine.name] = engine
-            return self._report(version, (engine,), replies, self._now() - started)
+        while True:
+            await self._decided.wait()
+            async with self._sending.last() as cut:
+                if not self._decided.is_set():
+                    continue
+                if self.live is None:
+                    return None
+                if self.holders.get(engine.name) == engine:
+                    return Published(self.live, (engine.name,))
+                return await self._catch_up(engine, self.live, cut)
 
-    async def _until_decided(self) -> None:
-        await self._settled.wait_for(lambda: not self._undecided)
+    async def _transfer(self, offer: _Offer) -> Published:
+        snapshot_s = 0.0
+        if self.snapshot is not None:
+            async with self._weights.first("the trainer copies its weights"):
+                started = self._now()
+                if offer is self._offer:
+                    await self.snapshot.take(offer.version)
+                snapshot_s = self._now() - started
+        async with self._sending.first(f"version {self.version} goes to every engine"):
+            if offer is self._offer:
+                return await self._publish(offer, snapshot_s)
+            reason = f"overtaken by version {self.version} before its transfer"
+            await self._ask_registry(BurnVersion(self.term, offer.version, reason))
+            return Published(offer.version)
 
-    async def _transfer(
-        self, version: PolicyVersion, step: int, engines: Sequence[RoleInfo]
-    ) -> Replies:
-        if not engines:
-            return {}
-        names = {engine.name: f"{engine.name}/{engine.incarnation}" for engine in engines}
-        manifest, routes = self._sender.plan(self.term, version, step, list(names.values()))
-        loads = {
-            name: asyncio.ensure_future(
-                self._ask(
-                    self._directory.ref(name),
-                    LoadWeights(manifest, routes[full_name]),
-                    timeout=self._timeout_s + _REASON_S,
-                )
-            )
-            for name, full_name in names.items()
-        }
-        try:
-            sent: SendReport | None = await self._send(manifest, loads.values())
-        except TransferFailed as error:
-            sent = None
-            self._log.warning("transfer_failed", version=version, detail=str(error))
-            for name in loads:  # the survivors would wait for their whole timeout
-                self._directory.ref(name).tell(AbortLoad(self.term, version, str(error)))
-        except BaseException:  # the trainer's own weights could not be read, or it is stopped
-            for load in loads.values():
-                load.cancel()
-            await asyncio.gather(*loads.values(), return_exceptions=True)
-            raise
-        outcomes = await asyncio.gather(*loads.values(), return_exceptions=True)
-        replies = {
-            name: self._checked(name, version, outcome, sent)
-            for name, outcome in zip(loads, outcomes, strict=True)
-        }
-        if sent is not None:
-            self._log.info("weights_sent", version=version, **sent._asdict())
-        return replies
+    async def _publish(self, offer: _Offer, snapshot_s: float) -> Published:
+        started = self._now()
+        version, step, engines = offer
+        with self._reading(version):
+            done = await self._transfers.run(self.term, version, step, engines)
+        if done.loaded:
+            digest = next(iter(done.loaded.values())).digest
+            await self._ask_registry(CommitVersion(self.term, version, digest))
+        else:
+            reason = "; ".join(done.failed.values()) or "no engine is alive"
+            await self._ask_registry(BurnVersion(self.term, version, reason))
+        if offer is self._offer:  # else a step was taken meanwhile: these are not in hand any more
+            if done.loaded:
+                self.live = version
+                self.holders = {engine.name: engine for engine in done.loaded}
+            self._decided.set()
+        return self._report("weights_published", done, self._now() - started, snapshot_s)
 
-    async def _send(
-        self, manifest: WeightManifest, loads: Iterable[asyncio.Future[WeightsLoaded]]
-    ) -> SendReport:
-        """Send; end early when an engine is gone or refuses, for then it never joins."""
-        sending = asyncio.ensure_future(self._sender.send(manifest))
-        pending: set[asyncio.Future[Any]] = {sending, *loads}
-        try:
-            while not sending.done():
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                absent = [e for d in done - {sending} if isinstance(e := d.exception(), _ABSENT)]
-                if absent and not sending.done():
-                    msg = f"an engine does not join: {absent[0]}"
-                    raise TransferFailed(msg)
-            return sending.result()
-        finally:
-            if not sending.done():
-                sending.cancel()
-                await asyncio.wait([sending])
+    async def _catch_up(
+        self, engine: RoleInfo, version: PolicyVersion, cut: asyncio.Future[str]
+    ) -> Published:
+        step = self.lineage.step(version)
+        with self._reading(version):
+            done = await self._transfers.run(self.term, version, step, (engine,), cut=cut)
+        if self.live == version:
+            self.holders |= {each.name: each for each in done.loaded}
+        return self._report("weights_caught_up", done, done.seconds, 0.0)
 
-    def _checked(
-        self,
-        name: str,
-        version: PolicyVersion,
-        outcome: WeightsLoaded | BaseException,
-        sent: SendReport | None,
-    ) -> WeightsLoaded | RatchetError:
-        if isinstance(outcome, WeightsLoaded):
-            if sent is None or outcome.digest == sent.digest:
-                return outcome
-            outcome = TransferFailed(
-                f"{name} holds digest {outcome.digest}, the trainer sent {sent.digest}"
-            )
-        if isinstance(outcome, StaleTerm) or not isinstance(outcome, RatchetError):
-            raise outcome
-        self._log.warning("engine_failed", engine=name, version=version, detail=str(outcome))
-        return outcome
+    def _ask_registry(self, message: Ask[R]) -> Awaitable[R]:
+        return self._ask(self._directory.ref(REGISTRY), message)
 
-    @staticmethod
-    def _holds(engine: RoleInfo, replies: Replies) -> bool:
-        return isinstance(replies.get(engine.name), WeightsLoaded)
+    def _reading(self, version: PolicyVersion) -> AbstractContextManager[None]:
+        return nullcontext() if self.snapshot is None else self.snapshot.reading(version)
 
     def _report(
-        self,
-        version: PolicyVersion,
-        engines: Sequence[RoleInfo],
-        replies: Replies,
-        seconds: float,
+        self, event: str, done: Transferred, seconds: float, snapshot_s: float
     ) -> Published:
-        return Published(
-            version,
-            loaded=tuple(engine.name for engine in engines if self._holds(engine, replies)),
-            failed=tuple(engine for engine in engines if not self._holds(engine, replies)),
+        if not done.loaded:
+            return Published(done.version, (), tuple(done.failed), seconds)
+        metrics = sync_metrics(done, snapshot_s)
+        fields = {name.removeprefix("weights/"): value for name, value in metrics.items()}
+        self._log.info(
+            event,
+            **fields,
+            term=self.term,
+            step=self.lineage.step(done.version),
+            digest=next(iter(done.loaded.values())).digest,
             seconds=seconds,
+            engines={
+                engine.name: {"move_s": r.move_s, "load_s": r.load_s, "paused_s": r.paused_s}
+                for engine, r in done.loaded.items()
+            },
+            failed={engine.name: detail for engine, detail in done.failed.items()},
         )
+        loaded = tuple(engine.name for engine in done.loaded)
+        return Published(done.version, loaded, tuple(done.failed), seconds, metrics)

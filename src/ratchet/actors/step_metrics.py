@@ -11,8 +11,28 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ratchet.actors.transfer import Transferred
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.types import BufferStats, PolicyVersion, RolloutGroup, RolloutStats
+
+
+def sync_metrics(done: Transferred, snapshot_s: float) -> dict[str, float | None]:
+    """Return what a transfer cost; seconds of the engines are of the slowest. The sender's part is
+    null if it was given up after an engine had everything.
+    """
+    sent, loaded = done.sent, done.loaded.values()
+    return {
+        "weights/version": done.version,
+        "weights/sent_bytes": sent and sent.num_bytes,
+        "weights/num_buckets": sent and sent.num_buckets,
+        "weights/snapshot_s": snapshot_s,
+        "weights/gather_s": sent and sent.gather_s,
+        "weights/move_s": sent and sent.move_s,
+        "weights/load_s": max(reply.load_s for reply in loaded),
+        "weights/paused_s": max(reply.paused_s for reply in loaded),
+        "weights/num_loaded": len(done.loaded),
+        "weights/num_failed": len(done.failed),
+    }
 
 
 class TrainerOutput(Protocol):
@@ -58,12 +78,20 @@ class StepMetrics:
         self._now = now
         self._started = self._read_at = 0.0
         self._workers: dict[str, RolloutStats] = {}
-        self.sync_s = 0.0
-        """Seconds of the last whole weight sync, from reserve to commit."""
+        self._sync: Mapping[str, float | None] = {"sync_s": 0.0}
+        self._num_caught_up = 0
 
     def start(self) -> None:
         """Start the clock of the run."""
         self._started = self._read_at = self._now()
+
+    def synced(self, seconds: float, metrics: Mapping[str, float | None]) -> None:
+        """Note the last sync of all engines; `seconds` from its transfer to its commit."""
+        self._sync = {"sync_s": seconds, **metrics}
+
+    def caught_up(self) -> None:
+        """Note that one engine got the live version after the others."""
+        self._num_caught_up += 1
 
     def line(
         self,
@@ -107,9 +135,13 @@ class StepMetrics:
             "wait_s": times.parts["wait_s"],
             "train_s": times.parts["train_s"],
             "publish_s": times.parts["publish_s"],
-            "sync_s": self.sync_s,
+            **self._syncs(),
             **reports,
         }
+
+    def _syncs(self) -> dict[str, float | None]:
+        num_caught_up, self._num_caught_up = self._num_caught_up, 0
+        return {**self._sync, "weights/num_caught_up": num_caught_up}
 
     def _rollouts(self, workers: Sequence[RolloutStats]) -> dict[str, float]:
         shares, tokens = [], 0

@@ -128,6 +128,7 @@ def _start_rollout(
 def _start_trainer(
     system: System, role: RoleInfo, config: Config, run: RunDirectory, task: Task
 ) -> LocalRef:
+    from ratchet.backends.training.snapshot import Snapshot
     from ratchet.runtime.base_model import ensure_base_model
     from ratchet.transport.weights.registry import open_sender
 
@@ -140,12 +141,14 @@ def _start_trainer(
         )
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
+    snapshot = Snapshot(backend) if config.weights.snapshot else None
     return TrainerActor.start(
         system,
         role,
         config=config,
         backend=backend,
-        sender=open_sender(config.weights, host, backend),
+        sender=open_sender(config.weights, host, snapshot or backend),
         output=RunOutput(run),
         warm_start_prompts=warm_start_prompts(config, task),
+        snapshot=snapshot,
     )

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from ratchet.actors.publisher import Published, Publisher
 from ratchet.errors import (
     ActorDead,
     AskTimeout,
+    HandlerFailed,
     RatchetError,
     StaleTerm,
     TransferFailed,
     VersionError,
+    WeightsMismatch,
 )
 from ratchet.messages import (
     AbortLoad,
@@ -39,6 +42,7 @@ E1 = RoleInfo("rollout", "rollout-1", "b")
 TERM = 4
 TIMEOUT_S = 60.0
 SEND_S = 5.0
+COPY_S = 0.5
 
 
 class Sender:
@@ -46,13 +50,15 @@ class Sender:
 
     def __init__(self, events: list[Any]) -> None:
         self.events = events
-        self.lost: str | None = None
+        self.fails: str | None = None
+        self.lost: dict[str, str] = {}
+        """engines, as planned, whose part is reported lost"""
         self.sending = 0
 
     def plan(
         self, term: int, version: int, step: int, engines: Sequence[str], *, catch_up: bool = False
     ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
-        self.events.append(("plan", version, tuple(engines)))
+        self.events.append(("catch up" if catch_up else "plan", version, tuple(engines)))
         routes = {e: WeightRoute("t", "b", "", 0, e, r, 2, 1.0) for r, e in enumerate(engines, 1)}
         return WeightManifest(term, version, step, (), (), {}), routes
 
@@ -61,12 +67,18 @@ class Sender:
         self.sending += 1
         try:
             await asyncio.sleep(SEND_S)
+        except asyncio.CancelledError:
+            self.events.append(("cancelled", manifest.version))
+            raise
         finally:
             self.sending -= 1
         self.events.append(("sent", manifest.version))
-        if self.lost is not None:
-            raise TransferFailed(self.lost)
-        return SendReport(digest(manifest.version), 8, 1, 0.0, SEND_S)
+        if self.fails is not None:
+            raise TransferFailed(self.fails)
+        return SendReport(digest(manifest.version), 8, 1, 0.5, SEND_S, self.lost)
+
+    def leave(self, engine: str, reason: str) -> None:
+        self.events.append(("leave", engine, reason))
 
     async def close(self) -> None:
         pass
@@ -76,10 +88,31 @@ def digest(version: int) -> str:
     return f"digest-{version}"
 
 
+class Snapshot:
+    """Takes `COPY_S` for a copy."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self.events = events
+        self.newest: int | None = None
+
+    async def take(self, version: int) -> None:
+        self.newest = None
+        await asyncio.sleep(COPY_S)
+        self.newest = version
+        self.events.append(("copied", version))
+
+    @contextmanager
+    def reading(self, version: int) -> Iterator[None]:
+        assert self.newest == version
+        self.events.append(("reads", version))
+        yield
+        self.events.append(("read", version))
+
+
 class World:
     """A publisher; registry and engines answer by script, and every ask is an event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, snapshot: bool = False) -> None:
         self.events: list[Any] = []
         self.directory = RecordedDirectory()
         self.sender = Sender(self.events)
@@ -95,6 +128,7 @@ class World:
             now=asyncio.get_running_loop().time,
             timeout_s=TIMEOUT_S,
             log=self.log,
+            snapshot=Snapshot(self.events) if snapshot else None,
         )
         self.publisher.begin(TERM, ())
 
@@ -120,10 +154,18 @@ class World:
         self.events.append(("burn", message.version, message.reason))
         return VersionBurnt(message.version)
 
-    async def publish(self, step: int) -> Published:
-        async with self.publisher.weights:
+    async def step(self, step: int) -> None:
+        async with self.publisher.changing():
             await self.publisher.reserve(step)
+            self.events.append(("step", step, self.now()))
+
+    async def publish(self, step: int) -> Published:
+        await self.step(step)
         return await self.publisher.transfer()
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
 
     def of(self, kind: str) -> list[Any]:
         return [event[1:] for event in self.events if event[0] == kind]
@@ -143,9 +185,11 @@ def fails(error: Exception) -> Callable[[int], WeightsLoaded]:
     return answer
 
 
-def scenario(body: Callable[[World], Awaitable[None]]) -> None:
+def scenario(body: Callable[[World], Awaitable[None]], *, snapshot: bool = False) -> None:
     async def main() -> None:
-        await body(World())
+        before = asyncio.all_tasks()
+        await body(World(snapshot=snapshot))
+        assert asyncio.all_tasks() == before
 
     run_virtual(main())
 
@@ -153,9 +197,9 @@ def scenario(body: Callable[[World], Awaitable[None]]) -> None:
 def test_reserved_then_sent_then_committed() -> None:
     async def body(world: World) -> None:
         published = await world.publish(0)
-        assert published == Published(0, ("rollout-0", "rollout-1"), (), SEND_S + 1)
+        assert published[:4] == (0, ("rollout-0", "rollout-1"), (), SEND_S + 1)
         assert [event[0] for event in world.events] == [
-            "reserve", "plan", "load", "load", "sent", "commit",
+            "reserve", "step", "plan", "load", "load", "sent", "commit",
         ]  # fmt: skip
         assert world.of("plan") == [(0, ("rollout-0/a", "rollout-1/b"))]
         assert world.of("commit") == [(0, digest(0))]
@@ -263,7 +307,7 @@ def test_wrong_digests_everywhere_publish_nothing() -> None:
 
 def test_a_lost_transfer_is_told_to_the_engines_that_wait_for_it() -> None:
     async def body(world: World) -> None:
-        world.sender.lost = "rollout-1 was lost"
+        world.sender.fails = "rollout-1 was lost"
         world.engines = {"rollout-1": fails(TransferFailed("aborted"))}
         published = await world.publish(3)
         for name in ("rollout-0", "rollout-1"):
@@ -283,7 +327,7 @@ def test_a_newer_trainer_at_the_registry_or_an_engine_ends_this_one() -> None:
         assert world.of("commit") == world.of("burn") == []
         world.newest_term = 5
         with pytest.raises(StaleTerm, match="term 4 is fenced by term 5"):
-            async with world.publisher.weights:
+            async with world.publisher.changing():
                 await world.publisher.reserve(1)
 
     scenario(body)
@@ -301,23 +345,22 @@ def test_an_unexpected_error_of_an_engine_is_not_swallowed() -> None:
 # --- one at a time
 
 
-def test_never_two_transfers_and_the_weights_are_locked_meanwhile() -> None:
+def test_never_two_transfers_and_the_weights_are_held_meanwhile() -> None:
     async def body(world: World) -> None:
         publisher = world.publisher
-        async with publisher.weights:
-            await publisher.reserve(0)
+        await world.step(0)
         transfer = asyncio.ensure_future(publisher.transfer())
         late = RoleInfo("rollout", "rollout-2", "c")
         catching_up = asyncio.ensure_future(publisher.catch_up(late))
         await asyncio.sleep(1)
-        assert publisher.weights.locked()
-        async with publisher.weights:
-            assert world.of("sent")[0] == (0,)
+        async with publisher.changing():
+            assert world.of("commit") == [(0, digest(0))]
         assert (await transfer).loaded == ("rollout-0", "rollout-1")
         published = await catching_up
         assert published is not None
         assert published.loaded == ("rollout-2",)
-        assert world.of("plan")[1] == (0, ("rollout-2/c",))  # point to point
+        assert world.of("plan") == [(0, ("rollout-0/a", "rollout-1/b"))]
+        assert world.of("catch up") == [(0, ("rollout-2/c",))]
         assert publisher.holders == {"rollout-0": E0, "rollout-1": E1, "rollout-2": late}
         assert world.of("commit") == [(0, digest(0))]
 
@@ -328,11 +371,11 @@ def test_who_holds_the_version_is_not_sent_it_again_but_a_new_life_is() -> None:
     async def body(world: World) -> None:
         await world.publish(0)
         published = await world.publisher.catch_up(E0)
-        assert published == Published(0, ("rollout-0",), (), 0.0)
-        assert len(world.of("plan")) == 1
+        assert published == Published(0, ("rollout-0",))
+        assert world.of("catch up") == []
         reborn = RoleInfo("rollout", "rollout-0", "z")
         await world.publisher.catch_up(reborn)
-        assert world.of("plan")[1] == (0, ("rollout-0/z",))
+        assert world.of("catch up") == [(0, ("rollout-0/z",))]
         assert world.publisher.holders["rollout-0"] == reborn
 
     scenario(body)
@@ -365,7 +408,7 @@ def test_who_comes_between_reserve_and_transfer_gets_the_version_after_it() -> N
     async def body(world: World) -> None:
         publisher = world.publisher
         world.rollouts = (E0,)
-        async with publisher.weights:
+        async with publisher.changing():
             catching_up = asyncio.ensure_future(publisher.catch_up(E1))
             await asyncio.sleep(0)  # it stands in line before the transfer
             await publisher.reserve(0)
@@ -386,7 +429,7 @@ def test_a_number_between_reserve_and_transfer_is_not_left_behind() -> None:
         world.rollouts = ()
         await world.publish(0)
         world.rollouts = (E0,)
-        async with publisher.weights:
+        async with publisher.changing():
             again = asyncio.ensure_future(publisher.publish_again())
             await asyncio.sleep(0)
             await publisher.reserve(1)
@@ -399,33 +442,247 @@ def test_a_number_between_reserve_and_transfer_is_not_left_behind() -> None:
     scenario(body)
 
 
+# --- who is lost
+
+
+def interrupt_loads(world: World, after_s: float, **errors: Exception | None) -> None:
+    """Engines by name: each raises after a while; one with None never answers."""
+
+    async def ask(ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
+        name = ref.name.replace("-", "_")
+        if isinstance(message, LoadWeights) and name in errors:
+            await asyncio.sleep(after_s)
+            error = errors[name]
+            if error is None:
+                await asyncio.Event().wait()
+            else:
+                raise error
+        return await World._ask(world, ref, message, timeout=timeout)
+
+    world.publisher._transfers._ask = ask
+
+
 @pytest.mark.parametrize(
-    "refusal", [ActorDead("rollout-1 died"), VersionError("rollout-1 holds version 9")]
+    "refusal",
+    [
+        ActorDead("rollout-1 died"),
+        VersionError("rollout-1 holds version 9"),
+        HandlerFailed("rollout-1 failed at LoadWeights: a bug"),
+        TransferFailed("rollout-1 cannot reach the store"),
+    ],
 )
-def test_an_engine_that_will_not_join_ends_the_transfer_at_once(refusal: RatchetError) -> None:
-    async def main() -> None:
-        world = World()
+def test_an_engine_that_will_not_join_is_reported_and_the_others_get_it(
+    refusal: RatchetError,
+) -> None:
+    async def body(world: World) -> None:
+        interrupt_loads(world, 0.1, rollout_1=refusal)
+        world.sender.lost = {"rollout-1/b": str(refusal)}
+        published = await world.publish(0)
+        assert world.of("leave") == [("rollout-1/b", str(refusal))]
+        assert published[:4] == (0, ("rollout-0",), (E1,), SEND_S + 1)
+        assert world.of("commit") == [(0, digest(0))]
+        assert world.directory.ref(E1.name).of(AbortLoad) == []  # it has answered
 
-        async def ask(ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
-            if isinstance(message, LoadWeights):
-                await asyncio.sleep(0.1)
-                if ref.name == E1.name:
-                    raise refusal
-                raise TransferFailed("told to stop waiting")
-            return await world._ask(ref, message, timeout=timeout)
+    scenario(body)
 
-        world.publisher._ask = ask
-        started = asyncio.get_running_loop().time()
-        async with world.publisher.weights:
-            await world.publisher.reserve(0)
-        published = await world.publisher.transfer()
-        assert asyncio.get_running_loop().time() - started < SEND_S
-        assert published.failed == (E0, E1)
-        assert world.sender.sending == 0
-        (abort,) = world.directory.ref(E0.name).of(AbortLoad)
-        assert str(refusal) in abort.reason
 
-    run_virtual(main())
+def test_an_engine_with_other_weights_takes_the_rest_and_is_not_given_up() -> None:
+    """It is still a member of the others' group, and a bucket that it does not take holds them."""
+
+    async def body(world: World) -> None:
+        interrupt_loads(world, 0.1, rollout_1=WeightsMismatch("no parameter of that name"))
+        published = await world.publish(0)
+        assert world.of("leave") == []
+        assert published.failed == (E1,)
+
+    scenario(body)
+
+
+def test_a_lost_engine_that_does_not_answer_is_waited_for_no_longer_than_the_others() -> None:
+    async def body(world: World) -> None:
+        interrupt_loads(world, 0.0, rollout_1=None)
+        world.sender.lost = {"rollout-1/b": "it stands still"}
+        published = await world.publish(0)
+        assert published[:4] == (0, ("rollout-0",), (E1,), SEND_S + 1 + 2)
+        assert world.directory.ref(E1.name).of(AbortLoad) == [AbortLoad(TERM, 0, "it stands still")]
+        assert world.directory.ref(E0.name).of(AbortLoad) == []
+        (failure,) = world.log.named("engine_failed")
+        assert failure["detail"] == "rollout-1 does not answer: it stands still"
+        world.sender.lost = {}
+        interrupt_loads(world, 0.0)
+        again = await world.publisher.catch_up(E1)
+        assert again is not None
+        assert again.loaded == ("rollout-1",)
+
+    scenario(body)
+
+
+def test_a_newer_trainer_seen_by_one_engine_ends_the_transfer_at_once() -> None:
+    async def body(world: World) -> None:
+        refusal = StaleTerm("rollout-1 refuses term 4: it has seen term 5")
+        interrupt_loads(world, 0.1, rollout_1=refusal)
+        started = world.now()
+        with pytest.raises(StaleTerm, match="refuses term 4: it has seen term 5"):
+            await world.publish(0)
+        assert world.now() - started < SEND_S
+        assert world.of("cancelled") == [(0,)]
+        assert len(world.directory.ref(E0.name).of(AbortLoad)) == 1
+        assert world.of("commit") == world.of("burn") == []
+
+    scenario(body)
+
+
+# --- a catch-up gives way
+
+
+LATE = RoleInfo("rollout", "rollout-2", "c")
+
+
+def test_a_step_ends_a_catch_up_and_the_next_transfer_is_for_all() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        catching_up = [asyncio.ensure_future(world.publisher.catch_up(LATE)) for _ in range(2)]
+        await asyncio.sleep(1)
+        before = world.now()
+        world.rollouts = (E0, E1, LATE)
+        published = await world.publish(1)
+        assert world.of("step")[1] == (1, before)  # nobody made it wait
+        assert world.of("cancelled") == [(0,)]
+        assert world.directory.ref(LATE.name).of(AbortLoad) == [
+            AbortLoad(TERM, 0, "the trainer takes the next optimiser step")
+        ]
+        assert published.loaded == ("rollout-0", "rollout-1", "rollout-2")
+        cut, later = await asyncio.gather(*catching_up)
+        assert cut is not None
+        assert cut[:3] == (0, (), (LATE,))
+        assert later == Published(1, ("rollout-2",))  # it stood in line, and waited for version 1
+        assert world.of("catch up") == [(0, ("rollout-2/c",))]
+
+    scenario(body)
+
+
+# --- with a snapshot
+
+
+def test_with_a_snapshot_a_step_waits_for_the_copy_alone() -> None:
+    async def body(world: World) -> None:
+        await world.step(0)
+        transfer = asyncio.ensure_future(world.publisher.transfer())
+        await asyncio.sleep(0)
+        await world.step(1)
+        assert world.of("step") == [(0, 0.0), (1, COPY_S)]
+        published = await transfer
+        assert published.loaded == ("rollout-0", "rollout-1")
+        assert world.publisher.live is None  # these weights are not in hand any more
+        assert world.publisher.holders == {}
+        await world.publisher.transfer()
+        assert world.publisher.live == 1
+        assert world.of("commit") == [(0, digest(0)), (1, digest(1))]
+
+    scenario(body, snapshot=True)
+
+
+def test_steps_faster_than_transfers_burn_what_waits_and_send_the_newest() -> None:
+    async def body(world: World) -> None:
+        transfers = []
+        for step in range(4):
+            await world.step(step)
+            transfers.append(asyncio.ensure_future(world.publisher.transfer()))
+            await asyncio.sleep(1)
+        await asyncio.gather(*transfers)
+        assert world.of("step") == [(step, float(step)) for step in range(4)]
+        assert world.of("copied") == [(version,) for version in range(4)]
+        assert world.of("commit") == [(0, digest(0)), (3, digest(3))]
+        assert world.of("burn") == [
+            (version, "overtaken by version 3 before its transfer") for version in (1, 2)
+        ]
+        assert [version for version, _ in world.of("plan")] == [0, 3]
+        assert world.publisher.live == 3
+        assert world.publisher.lineage.staleness(0, world.publisher.position) == 3
+
+    scenario(body, snapshot=True)
+
+
+def test_a_catch_up_from_a_snapshot_outlives_a_step_and_gives_way_to_its_transfer() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        catching_up = asyncio.ensure_future(world.publisher.catch_up(LATE))
+        await asyncio.sleep(1)
+        before = world.now()
+        await world.step(1)
+        assert world.of("step")[1] == (1, before)
+        assert not catching_up.done()
+        transfer = asyncio.ensure_future(world.publisher.transfer())
+        cut = await catching_up
+        assert cut is not None
+        assert cut[:3] == (0, (), (LATE,))
+        (abort,) = world.directory.ref(LATE.name).of(AbortLoad)
+        assert abort == AbortLoad(TERM, 0, "version 1 goes to every engine")
+        assert world.now() == before + COPY_S
+        await transfer
+        assert world.of("commit")[-1] == (1, digest(1))
+
+    scenario(body, snapshot=True)
+
+
+def test_a_catch_up_that_ends_after_a_step_does_not_hold_the_newer_version() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        catching_up = asyncio.ensure_future(world.publisher.catch_up(LATE))
+        await asyncio.sleep(SEND_S)
+        await world.step(1)
+        done = await catching_up
+        assert done is not None
+        assert done.loaded == ("rollout-2",)
+        assert world.publisher.holders == {}
+        await world.publisher.transfer()
+        assert world.publisher.holders == {"rollout-0": E0, "rollout-1": E1}
+
+    scenario(body, snapshot=True)
+
+
+# --- what it says of a sync
+
+
+def test_each_sync_is_one_event_with_its_cost_by_engine() -> None:
+    async def body(world: World) -> None:
+        def answer(version: int) -> WeightsLoaded:
+            return WeightsLoaded("rollout-0", version, digest(version), 0.1, 0.2, 0.3)
+
+        world.engines = {"rollout-0": answer, "rollout-1": fails(TransferFailed("no room"))}
+        published = await world.publish(0)
+        cost = {
+            "version": 0,
+            "sent_bytes": 8,
+            "num_buckets": 1,
+            "snapshot_s": COPY_S,
+            "gather_s": 0.5,
+            "move_s": SEND_S,
+            "load_s": 0.2,
+            "paused_s": 0.3,
+            "num_loaded": 1,
+            "num_failed": 1,
+        }
+        assert published.metrics == {f"weights/{name}": value for name, value in cost.items()}
+        (event,) = world.log.named("weights_published")
+        assert event == {
+            **cost,
+            "term": TERM,
+            "step": 0,
+            "digest": digest(0),
+            "seconds": SEND_S + 1,
+            "engines": {"rollout-0": {"move_s": 0.1, "load_s": 0.2, "paused_s": 0.3}},
+            "failed": {"rollout-1": "no room"},
+        }
+        world.engines = {}
+        await world.publisher.catch_up(E1)
+        (event,) = world.log.named("weights_caught_up")
+        assert (event["version"], list(event["engines"])) == (0, ["rollout-1"])
+
+    scenario(body, snapshot=True)
+
+
+# --- errors of its own
 
 
 def test_an_error_of_the_trainers_own_leaves_no_ask_behind() -> None:
@@ -437,7 +694,7 @@ def test_an_error_of_the_trainers_own_leaves_no_ask_behind() -> None:
             raise RuntimeError("cannot read the weights")
 
         world.sender.send = unreadable
-        async with world.publisher.weights:
+        async with world.publisher.changing():
             await world.publisher.reserve(0)
         before = asyncio.all_tasks()
         with pytest.raises(RuntimeError, match="cannot read"):

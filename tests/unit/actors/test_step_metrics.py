@@ -58,7 +58,8 @@ def test_a_line_has_what_the_step_and_the_buffer_saw() -> None:
     times.mark("wait_s")
     clock.time += 1.0
     times.mark("train_s")
-    metrics.sync_s = 7.0
+    metrics.synced(7.0, {"weights/version": 3})
+    metrics.caught_up()
     groups = make_groups(3, 2)
     two = msgspec.structs.replace(
         groups[0].rollouts[0], spans=(VersionSpan(0, 0, 1), VersionSpan(1, 1, 2))

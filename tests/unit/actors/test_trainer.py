@@ -180,6 +180,9 @@ class World:
         assert (self.backend.weights == before).all(), "the weights changed under a transfer"
         return SendReport(f"digest-{manifest.version}", 8, 1, 0.0, SEND_S)
 
+    def leave(self, engine: str, reason: str) -> None:
+        self.note("leave", engine)
+
     async def close(self) -> None:
         self.note("closed")
 
