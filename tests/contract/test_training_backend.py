@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.helpers.gang import SecondRank
 from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 
@@ -14,6 +15,7 @@ from ratchet.backends.training.base import TrainingBackend
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.backends.training.fsdp import create_backend
 from ratchet.backends.training.ranks import Leader
+from ratchet.config import LoraConfig
 from ratchet.types import RolloutGroup
 
 Body = Callable[[TrainingBackend], Awaitable[None]]
@@ -26,7 +28,11 @@ class Harness:
         self.kind = kind
         self.folder = folder
         self._second = second
-        self._config = training_config(warm_start={"steps": 3, "batch_size": 8})
+        config = training_config(warm_start={"steps": 3, "batch_size": 8})
+        if kind.startswith("lora"):
+            lora = config.model.model_copy(update={"lora": LoraConfig(rank=4)})
+            config = config.model_copy(update={"model": lora})
+        self._config = config
         self._model = folder / "base"
         if kind != "fake":
             write_model(self._config, self._model)
@@ -41,7 +47,7 @@ class Harness:
         if self.kind == "fake":
             return FakeBackend()
         backend = create_backend(self._config, self._model)
-        assert isinstance(backend, Leader) == (self.kind == "two ranks")
+        assert isinstance(backend, Leader) == (self._second is not None)
         return backend
 
     def run(self, body: Body) -> None:
@@ -67,9 +73,9 @@ def second_rank() -> Iterator[SecondRank]:
     second.stop()
 
 
-@pytest.fixture(params=["fake", "fsdp", "two ranks"])
+@pytest.fixture(params=["fake", "fsdp", "two ranks", "lora", "lora, two ranks"])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-    second = request.getfixturevalue("second_rank") if request.param == "two ranks" else None
+    second = request.getfixturevalue("second_rank") if "two ranks" in request.param else None
     return Harness(request.param, tmp_path, second)
 
 
@@ -223,3 +229,28 @@ def test_nothing_works_before_start_or_after_close(harness: Harness) -> None:
 
     with harness.gang():
         asyncio.run(main())
+
+
+def test_two_ranks_train_and_export_an_adapter_as_one_process_does(
+    second_rank: SecondRank, tmp_path: Path
+) -> None:
+    results: list[dict[str, torch.Tensor]] = []
+    for kind, second in (("lora", None), ("lora, two ranks", second_rank)):
+        harness = Harness(kind, tmp_path / kind, second)
+
+        async def body(backend: TrainingBackend, folder: Path = harness.folder) -> None:
+            for seed in range(3):
+                await backend.forward_backward(make_groups(seed=seed))
+                assert (await backend.optimizer_step()).applied
+            await backend.export(folder / "out")
+            saved = load_file(folder / "out" / "adapter_model.safetensors")
+            held = {name: value for name, value in snapshot(backend).items() if name in saved}
+            assert equal(held, saved)
+            results.append(saved)
+
+        harness.run(body)
+    alone, together = results
+    assert alone.keys() == together.keys()
+    for name, value in alone.items():
+        assert value.any(), name
+        torch.testing.assert_close(together[name], value, rtol=0.0, atol=1e-5)
