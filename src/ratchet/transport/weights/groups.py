@@ -1,19 +1,19 @@
-"""Process groups of a transport's own, outside torch's default group, and the store they meet at.
+"""Process groups of a transport's own, outside torch's default group.
 
-Consumes a name, a rank and a size, produces a group that broadcasts from rank 0. A group waits for
-its members, until its deadline at the latest; nothing else unblocks gloo (torch 2.13: neither
-`abort` nor `shutdown` ends an operation that waits), except that a peer goes: dropping a group
-closes its connections, and every member that still waits on it raises at once. So nothing here
-keeps a group alive by accident: not an exception's traceback, not a pending operation.
+Consumes a store, a name, a rank and a size, produces a group that moves bytes from rank 0 to all
+others: it broadcasts, and between two it sends and receives. A group waits for its members, until
+its deadline at the latest; nothing else unblocks gloo (torch 2.13: neither `abort` nor `shutdown`
+ends an operation that waits), except that a peer goes: dropping a group closes its connections, and
+every member that still waits on it raises at once. So nothing here keeps a group alive by accident:
+not an exception's traceback, not a pending operation.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -26,7 +26,7 @@ from ratchet.errors import TransferFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 _c10d: Final[Any] = dist
@@ -35,9 +35,7 @@ _c10d: Final[Any] = dist
 _cuda: Final[Any] = torch.cuda
 _PATH: Final = re.compile(r"^\[[^]]*\]\s*")
 
-
-_CONNECT: Final = timedelta(seconds=1)
-"""One try to connect to a store, after which it is asked again whether anybody listens."""
+_PAIR: Final = 2
 
 
 class Deadline:
@@ -57,18 +55,27 @@ class Deadline:
         """Time left; at least a millisecond, as torch takes zero for "no limit"."""
         return timedelta(seconds=max(self.left_s, 0.001))
 
+    def within(self, seconds: float) -> Deadline:
+        """Return a deadline for a part of it: so many seconds from now, or this one if that is
+        sooner.
+        """
+        return Deadline(min(self.left_s, seconds))
+
 
 class Group(Protocol):
     """A process group with rank 0 as the root of everything."""
 
     name: str
+    device: torch.device
+    """where its memory is"""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor in memory that the group can move."""
         ...
 
-    def broadcast(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
-        """Start to move `data` from rank 0 to all; the result waits for the end of it.
+    def move(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
+        """Start to move `data` from rank 0 to all; the result waits for the end of it. Results are
+        waited for in order.
 
         Raises:
             TransferFailed: from the result, if a member was lost or the deadline passed.
@@ -94,10 +101,12 @@ class GlooGroup:
         deadline: Deadline,
     ) -> None:
         self.name = name
+        self.device = torch.device("cpu")
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = deadline.left
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
         self._works: list[Any] = []
+        self._rank, self._size = rank, size
         self._group: Any = called(
             lambda: _c10d.ProcessGroupGloo(_c10d.PrefixStore(name, store), rank, size, options)
         )
@@ -106,13 +115,14 @@ class GlooGroup:
         """Return zeros in host memory."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
-    def broadcast(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
+    def move(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
         """Start to move `data`."""
-        options = _c10d.BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = deadline.left
-        self._works.append(called(lambda: self._group.broadcast([data], options)))
+        self._works.append(
+            called(partial(_start, self._group, self._rank, self._size, data, deadline))
+        )
         # popped, so that no frame of a traceback holds the operation, which holds the group
+        if self._size == _PAIR:
+            return lambda: called(lambda: self._works.pop(0).wait(deadline.left))
         return lambda: called(lambda: self._works.pop(0).wait())
 
     def close(self) -> None:
@@ -129,11 +139,20 @@ class NcclGroup:
     """The deadline is kept here; torch's own watchdog would end the process."""
 
     def __init__(
-        self, store: Store, name: str, rank: int, size: int, *, deadline: Deadline
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        device: torch.device,
+        deadline: Deadline,
     ) -> None:
         self.name = name
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._stream = _cuda.Stream(self._device)
+        self._rank, self._size = rank, size
+        self.device = device
+        _cuda.set_device(device)  # of this thread; a new one has the first device
+        self._stream = _cuda.Stream(device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = self._NEVER
         with _no_watchdog():
@@ -141,34 +160,33 @@ class NcclGroup:
                 lambda: _c10d.ProcessGroupNCCL(_c10d.PrefixStore(name, store), rank, size, options)
             )
         try:  # NCCL connects with its first operation, which may take long
-            self.broadcast(self.allocate(1), deadline)()
+            self.move(self.allocate(1), deadline)()
         except TransferFailed:
             self.close()
             raise
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeros on the device."""
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
 
-    def broadcast(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
+    def move(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
         """Start to move `data` on the side stream, after what this thread has queued."""
         group = self._group
         if group is None:
             msg = "the process group is closed"
             raise TransferFailed(msg)
-        options = _c10d.BroadcastOptions()
-        options.rootRank = 0
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        start = partial(_start, group, self._rank, self._size, data, None)
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
         done = _cuda.Event()
         with torch.cuda.stream(self._stream):
-            called(lambda: group.broadcast([data], options).wait())  # orders the stream only
+            called(lambda: start().wait())  # orders the stream only
             done.record(self._stream)
 
         def wait() -> None:
             while not called(done.query):
                 if not deadline.left_s:
                     self.close()
-                    msg = f"the broadcast took longer than {deadline.timeout_s:g} s"
+                    msg = f"a bucket took longer than {deadline.timeout_s:g} s"
                     raise TransferFailed(msg)
                 time.sleep(self._POLL_S)
 
@@ -179,6 +197,17 @@ class NcclGroup:
         group, self._group = self._group, None
         if group is not None:
             group.abort()
+
+
+def _start(group: Any, rank: int, size: int, data: torch.Tensor, deadline: Deadline | None) -> Any:
+    """Start the operation: between two a send and a receive, else a broadcast."""
+    if size == _PAIR:
+        return group.recv([data], 0, 0) if rank else group.send([data], 1, 0)
+    options = _c10d.BroadcastOptions()
+    options.rootRank = 0
+    if deadline is not None:
+        options.timeout = deadline.left
+    return group.broadcast([data], options)
 
 
 @contextmanager
@@ -218,73 +247,15 @@ def choose_backend(configured: str, num_engines: int) -> str:
     return "nccl" if _has_nccl() and torch.cuda.device_count() > num_engines else "gloo"
 
 
+def device_of(backend: str) -> torch.device:
+    """Return the device whose memory a backend moves: for NCCL the calling thread's."""
+    if backend == "nccl" and _has_nccl():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def _has_nccl() -> bool:
     return torch.cuda.is_available() and dist.is_nccl_available()
-
-
-def serve_store(host: str) -> tuple[TCPStore, str, int]:
-    """Serve a store on one address and a port that the system chooses.
-
-    torch's own server listens on all addresses, whatever host it is given; so the socket is bound
-    here.
-
-    Returns:
-        The store, the numeric address and the port.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    with closing(listener):
-        listener.bind(address)
-        listener.listen(128)
-        bound, port = listener.getsockname()[:2]
-        store: TCPStore = _c10d.TCPStore(
-            bound,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-    return store, bound, port
-
-
-def connect_store(
-    host: str, port: int, deadline: Deadline, check: Callable[[], None]
-) -> tuple[TCPStore, str]:
-    """Connect to a store; `check` is called before each try, and raises to end them.
-
-    torch's handshake has no timeout. If the trainer stands still in that very moment, this thread
-    does too, until the trainer goes on or dies; the event loop does not wait for it.
-
-    Returns:
-        The store, and this end's own address towards it.
-
-    Raises:
-        TransferFailed: if nobody serves there.
-    """
-    while True:
-        check()
-        try:  # torch goes on trying until its timeout where nobody listens
-            with socket.create_connection((host, port), timeout=deadline.left_s or 0.001) as probe:
-                address: str = probe.getsockname()[0]
-        except OSError as error:
-            msg = f"no trainer serves weights at {host}:{port}: {error.strerror or error}"
-            raise TransferFailed(msg) from None
-        try:
-            store: TCPStore = called(
-                partial(
-                    _c10d.TCPStore,
-                    host,
-                    port,
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=min(deadline.left, _CONNECT),
-                )
-            )
-        except TransferFailed:  # it may have gone meanwhile, or it is slow
-            if not deadline.left_s:
-                raise
-        else:
-            return store, address
 
 
 def called(call: Callable[[], T]) -> T:

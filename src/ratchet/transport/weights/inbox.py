@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ratchet.transport.weights.groups import Deadline
 
 
+class EngineStuck(TransferFailed):
+    """The engine at this end does not take what arrives: to meet again would not help."""
+
+
 class Inbox:
     """The `Arrivals` of one transfer, made on the event loop."""
 
@@ -32,6 +36,8 @@ class Inbox:
         self._items: asyncio.Queue[Arrived | bytes | BaseException] = asyncio.Queue()
         self._room = threading.Semaphore(NUM_STAGING)
         self._drained = threading.Event()
+        self.has = 0
+        """parts that were handed over: the buckets, in order, and the trailer; of the thread"""
 
     # --- on the thread
 
@@ -39,19 +45,28 @@ class Inbox:
         """Wait until one of the staging buffers is free.
 
         Raises:
-            TransferFailed: if the engine did not take the earlier buckets by the deadline.
+            EngineStuck: if the engine did not take the earlier buckets by the deadline.
         """
         if not self._room.acquire(timeout=deadline.left_s):
-            msg = f"the engine did not take the weights within {deadline.timeout_s:g} s"
-            raise TransferFailed(msg)
+            msg = f"the engine did not take a bucket within {deadline.timeout_s:.3g} s"
+            raise EngineStuck(msg)
 
-    def put_bucket(self, index: int, bucket: torch.Tensor) -> None:
-        """Hand a bucket over, with its digests."""
+    def return_room(self) -> None:
+        """Free the staging buffer that was waited for: nothing new is in it."""
+        self._room.release()
+
+    def put_bucket(self, bucket: torch.Tensor) -> None:
+        """Hand the next bucket over, with its digests."""
         if not self._drained.is_set():
-            self.put(Arrived.inspect(bucket, self._buckets[index], each=self._each))
+            self._put(Arrived.inspect(bucket, self._buckets[self.has], each=self._each))
+        self.has += 1
 
-    def put(self, item: Arrived | bytes | BaseException) -> None:
-        """Hand something over."""
+    def put_trailer(self, trailer: bytes) -> None:
+        """Hand the last part over."""
+        self._put(trailer)
+        self.has += 1
+
+    def _put(self, item: Arrived | bytes) -> None:
         self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     # --- on the event loop

@@ -1,4 +1,4 @@
-"""One end of a broadcast transport: its thread, its store client, its staging memory, its group.
+"""One end of one group: its thread, its store client, its staging memory, the group itself.
 
 Consumes calls from the event loop and runs them on its thread, where alone the store and the group
 are used. Waits there, for the other end, until a deadline; `abandon` unblocks whatever waits for
@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.finalize import NUM_STAGING
 from ratchet.transport.weights.groups import (
     Deadline,
     GlooGroup,
     Group,
     NcclGroup,
     called,
-    connect_store,
 )
+from ratchet.transport.weights.staging import Staging
+from ratchet.transport.weights.store import connect_store
 from ratchet.transport.weights.worker import Worker
 
 if TYPE_CHECKING:
@@ -38,14 +38,25 @@ _LAST_POLL_S: Final = 0.005
 class Link:
     """What one end owns. Methods other than `run`, `abandon` and `close` belong to its thread."""
 
-    def __init__(self, host: str, port: int, name: str) -> None:
+    def __init__(self, host: str, port: int, name: str, device: torch.device) -> None:
+        """Own nothing yet.
+
+        Args:
+            host: the numeric address of the trainer's store.
+            port: its port.
+            name: of the thread.
+            device: where NCCL moves buckets; a thread of its own does not know the caller's.
+        """
         self.host, self.port = host, port
+        self._device = device
         self._worker = Worker(name)
         self._stopped = threading.Event()
         self._store: TCPStore | None = None
         self._address = host
         self._group: Group | None = None
-        self._staging: list[torch.Tensor] = []
+        self.members: tuple[str, ...] = ()
+        """at the trainer's end: the engines of the group, by rank from rank 1"""
+        self._staging = Staging()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking call on the link's thread; an error drops the group."""
@@ -65,7 +76,7 @@ class Link:
     def abandon(self) -> None:
         """Give everything up, without waiting; the thread drops the group as soon as it can."""
         self._stopped.set()
-        self._worker.stop(last=self.leave)
+        self._worker.stop(last=self._free)
 
     async def close(self, grace_s: float) -> None:
         """Drop the group; wait for it as long as `grace_s`, as a process that exits beside a live
@@ -74,13 +85,18 @@ class Link:
         self._stopped.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self.run(self.leave)
+                await self.run(self._free)
         self.abandon()
 
     @property
     def holds(self) -> str | None:
         """Name of the group that this end is in."""
         return None if self._group is None else self._group.name
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody wants what this end does any more."""
+        return self._stopped.is_set()
 
     def check(self) -> None:
         """Return if the link is not abandoned.
@@ -122,26 +138,28 @@ class Link:
             self.leave()
             store = self.store(deadline)
             if backend == "nccl":
-                self._group = NcclGroup(store, name, rank, size, deadline=deadline)
+                self._group = NcclGroup(
+                    store, name, rank, size, device=self._device, deadline=deadline
+                )
             else:
                 self._group = GlooGroup(
                     store, name, rank, size, address=self._address, deadline=deadline
                 )
         return self._group
 
-    def staging(self, num_bytes: int) -> list[torch.Tensor]:
-        """Return the staging buffers of the current group, each of at least `num_bytes`; kept from
-        transfer to transfer, as fresh memory is slow.
+    def staging(self, group: Group, num_bytes: int) -> list[torch.Tensor]:
+        """Return the staging buffers in memory that the group can move. They outlive the group, as
+        a load that goes on in another one still holds what arrived in the last.
         """
-        group = self._group
-        if group is not None and not (self._staging and len(self._staging[0]) >= num_bytes):
-            self._staging = []
-            self._staging = [group.allocate(num_bytes) for _ in range(NUM_STAGING)]
-        return self._staging
+        return self._staging.buffers(num_bytes, group.device)
 
     def leave(self) -> None:
         """Drop the group; peers that wait on it raise."""
         if self._group is not None:
             self._group.close()
         self._group = None
-        self._staging = []
+        self.members = ()
+
+    def _free(self) -> None:
+        self.leave()
+        self._staging.free()

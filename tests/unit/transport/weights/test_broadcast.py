@@ -13,24 +13,25 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from tests.helpers.weights import FakeSink, FakeSource, make_tensors
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights import link as link_module
 from ratchet.transport.weights import meeting as meeting_module
-from ratchet.transport.weights.broadcast import BroadcastReceiver, BroadcastSender
 from ratchet.transport.weights.groups import (
     Deadline,
     GlooGroup,
     choose_backend,
-    connect_store,
-    serve_store,
 )
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import Answers, Go
+from ratchet.transport.weights.registry import open_receiver, open_sender
+from ratchet.transport.weights.store import connect_store, serve_store
 
 HOST = "127.0.0.1"
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -59,9 +60,9 @@ class Pair:
     def __init__(self, num_engines: int = 2) -> None:
         config = WeightsConfig(timeout_s=10.0)
         self.source = FakeSource(make_tensors(1))
-        self.sender = BroadcastSender(config, HOST, self.source)
+        self.sender = open_sender(config, HOST, self.source)
         self.engines = {
-            f"e{n}/a": (BroadcastReceiver(config), FakeSink(self.source.tensors))
+            f"e{n}/a": (open_receiver(config), FakeSink(self.source.tensors))
             for n in range(num_engines)
         }
         self.version = 0
@@ -155,7 +156,7 @@ def test_threads_end_with_their_links(entered: list[str]) -> None:
     async def main() -> None:
         async with Pair() as pair:
             await pair.sync("e0/a", "e1/a")
-            assert len(ours()) == 3
+            assert len(ours()) == 4, "one for each end, and one that gathers"
         for thread in ours():
             await asyncio.to_thread(thread.join, 5)
         assert ours() == []
@@ -168,7 +169,7 @@ def test_a_transfer_over_any_loopback_address(host: str) -> None:
     async def main() -> None:
         async with Pair() as pair:
             await pair.sender.close()
-            pair.sender = BroadcastSender(WeightsConfig(timeout_s=10.0), host, pair.source)
+            pair.sender = open_sender(WeightsConfig(timeout_s=10.0), host, pair.source)
             sent, *loads = await pair.sync("e0/a", "e1/a")
             assert not isinstance(sent, BaseException), sent
             assert not any(isinstance(load, BaseException) for load in loads)
@@ -202,7 +203,7 @@ def test_a_store_that_is_not_there_is_no_long_wait() -> None:
 
 def test_a_link_that_is_abandoned_tries_no_further() -> None:
     store, _, port = serve_store(HOST)
-    link = Link(HOST, port, "test-link")
+    link = Link(HOST, port, "test-link", CPU)
     link.abandon()
     with pytest.raises(TransferFailed, match="given up"):
         link.store(Deadline(60.0))
@@ -238,14 +239,14 @@ def test_answers_stay_until_nobody_can_wait_for_them(monkeypatch: pytest.MonkeyP
     answers = Answers(lifetime_s=10.0)
     for n in range(5):
         now[0] = 4.0 * n
-        answers.give(store, f"transfer-{n}", Go("group"))
-    kept = [n for n in range(5) if store.check([f"transfer-{n}/go"])]
+        answers.give(store, f"transfer-{n}", 1, 2, Go("group"))
+    kept = [n for n in range(5) if store.check([f"transfer-{n}/1/go/2"])]
     assert kept == [2, 3, 4]
 
 
 def test_a_link_that_is_abandoned_stops_polling() -> None:
     async def main() -> None:
-        link = Link(HOST, 1, "test-link")
+        link = Link(HOST, 1, "test-link", CPU)
         begun = threading.Event()
 
         def never() -> bool:
@@ -267,7 +268,7 @@ def test_a_call_that_fails_drops_the_group() -> None:
 
     async def main() -> None:
         _store, _, port = serve_store(HOST)
-        link = Link(HOST, port, "test-link")
+        link = Link(HOST, port, "test-link", CPU)
         await link.run(lambda: link.enter("alone", "gloo", 0, 1, Deadline(5.0)))
         assert link.holds == "alone"
 

@@ -1,0 +1,218 @@
+"""The trainer's end of every transport: plans a transfer, divides its engines, and sends.
+
+Consumes the trainer's parameters, produces a report. Waits for its lanes, each on the thread of its
+own link, and for the thread that gathers, for `timeout_s` in all; a cancellation unblocks it at
+once, and leaves threads that are stuck behind. An engine that is lost ends its own part, and the
+lane of the others goes on.
+
+`WeightSource.read` is called on the sender's own thread, not on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid  # noqa: TID251 - real groups only, and an engine may hold one of an earlier trainer
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ratchet.config import WeightsConfig
+from ratchet.errors import ConfigError, TransferFailed
+from ratchet.transport.weights.base import SendReport, WeightSource
+from ratchet.transport.weights.gathering import Gathering
+from ratchet.transport.weights.groups import Deadline, check_backend, choose_backend, device_of
+from ratchet.transport.weights.lane import Lane, LanePlan
+from ratchet.transport.weights.link import Link
+from ratchet.transport.weights.meeting import GRACE_S, Answers
+from ratchet.transport.weights.plan import make_manifest
+from ratchet.transport.weights.staging import Staging
+from ratchet.transport.weights.store import serve_store
+from ratchet.transport.weights.worker import Worker
+from ratchet.types import PolicyVersion, Term, WeightManifest, WeightRoute
+
+Division: TypeAlias = Literal["broadcast", "p2p"]
+"""All engines in one lane, or each in its own."""
+
+_TOGETHER: Final = ""
+"""The lane of a broadcast, among those that are named after their engine."""
+
+
+class _Transfer(NamedTuple):
+    """A planned transfer."""
+
+    manifest: WeightManifest
+    backend: str
+    lanes: Mapping[str, LanePlan]
+    """by the key of their link"""
+    catch_up: bool
+
+
+class Sender:
+    """Rank 0 of every group. One transfer at a time."""
+
+    def __init__(
+        self, division: Division, config: WeightsConfig, host: str, source: WeightSource
+    ) -> None:
+        try:
+            check_backend(config.backend)
+        except TransferFailed as error:
+            msg = f"weights.backend = {config.backend!r}: {error}"
+            raise ConfigError(msg) from None
+        self._division: Division = division
+        self._config = config
+        self._source = source
+        self._store, self._host, self._port = serve_store(host)
+        self._names = (f"{uuid.uuid4().hex[:8]}-{number}" for number in count(1))
+        self._planned: _Transfer | None = None
+        self._left: dict[str, str] = {}
+        """engines that left the transfer, and why"""
+        self._links: dict[str, Link] = {}
+        self._answers = Answers(config.timeout_s + 2 * GRACE_S)
+        self._gatherer = Worker("ratchet-weights-gather")
+        self._staging = Staging()
+
+    def plan(
+        self,
+        term: Term,
+        version: PolicyVersion,
+        step: int,
+        engines: Sequence[str],
+        *,
+        catch_up: bool = False,
+    ) -> tuple[WeightManifest, Mapping[str, WeightRoute]]:
+        """Plan one transfer; a plan that was not sent is forgotten.
+
+        Raises:
+            TransferFailed: if there is no engine.
+        """
+        if not engines:
+            msg = f"there is no engine to send version {version} to"
+            raise TransferFailed(msg)
+        bucket_bytes = int(self._config.bucket_mib * 2**20)
+        manifest = make_manifest(
+            self._source.specs(), bucket_bytes, term=term, version=version, step=step
+        )
+        division: Division = "p2p" if catch_up else self._division
+        together = division == "broadcast"
+        backend = choose_backend(self._config.backend, len(engines))
+        keys = {_TOGETHER: tuple(engines)} if together else {e: (e,) for e in engines}
+        lanes = {key: LanePlan(next(self._names), backend, tuple(e)) for key, e in keys.items()}
+        self._planned = _Transfer(manifest, backend, lanes, catch_up)
+        self._left = {}
+        return manifest, {
+            engine: WeightRoute(
+                transport=division,
+                backend=backend,
+                host=self._host,
+                port=self._port,
+                group=lane.point,
+                rank=rank,
+                world_size=len(lane.engines) + 1,
+                timeout_s=self._config.timeout_s,
+            )
+            for lane in lanes.values()
+            for rank, engine in enumerate(lane.engines, 1)
+        }
+
+    async def send(self, manifest: WeightManifest) -> SendReport:
+        """Send the planned transfer. Cancelling gives it up.
+
+        Raises:
+            TransferFailed: if no engine got everything; the text says why, for each.
+        """
+        transfer, self._planned = self._planned, None
+        if transfer is None or transfer.manifest is not manifest:
+            msg = f"version {manifest.version} is not what was planned last"
+            raise RuntimeError(msg)
+        deadline = Deadline(self._config.timeout_s)
+        gathering = self._gathering(transfer)
+        lanes = [
+            Lane(plan, self._link(key, plan), gathering, self._answers, self._left, deadline)
+            for key, plan in transfer.lanes.items()
+        ]
+        scope = asyncio.timeout(deadline.left_s + GRACE_S)
+        start = asyncio.get_running_loop().time()
+        done = False
+        try:
+            async with scope:
+                gathered = self._gatherer.run(gathering.run)
+                await asyncio.gather(gathered, *(lane.link.run(lane.run) for lane in lanes))
+            done = True
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            msg = (
+                f"sending version {manifest.version} took longer than {deadline.timeout_s:g} s:"
+                " the trainer's parameters could not be read in time"
+            )
+            raise TransferFailed(msg) from None
+        finally:
+            if not done:
+                self._abandon(gathering, transfer)
+            self._keep_links(transfer)
+        return _report(gathering, lanes, transfer, asyncio.get_running_loop().time() - start)
+
+    def leave(self, engine: str, reason: str) -> None:
+        """Wait for this engine no longer. A bucket on its way to it is waited for all the same, as
+        gloo cannot end that.
+        """
+        self._left.setdefault(engine, reason)
+
+    async def close(self) -> None:
+        """Give up the groups and the store."""
+        links, self._links = self._links, {}
+        await asyncio.gather(*(link.close(GRACE_S) for link in links.values()))
+        self._gatherer.stop(last=self._staging.free)
+        del self._store
+
+    def _gathering(self, transfer: _Transfer) -> Gathering:
+        size = max(transfer.manifest.bucket_bytes)
+        device = device_of(transfer.backend)
+        staging = self._staging
+        points = [plan.point for plan in transfer.lanes.values()]
+        return Gathering(
+            transfer.manifest, self._source, lambda: staging.buffers(size, device), points
+        )
+
+    def _link(self, key: str, plan: LanePlan) -> Link:
+        if key not in self._links:
+            device = device_of(plan.backend)
+            self._links[key] = Link(self._host, self._port, "ratchet-weights-send", device)
+        return self._links[key]
+
+    def _abandon(self, gathering: Gathering, transfer: _Transfer) -> None:
+        """Leave threads that may be stuck behind, with what they use."""
+        gathering.stop()
+        for key in transfer.lanes:
+            self._links.pop(key).abandon()
+        self._gatherer.stop(last=self._staging.free)
+        self._gatherer = Worker("ratchet-weights-gather")
+        self._staging = Staging()
+
+    def _keep_links(self, transfer: _Transfer) -> None:
+        """Give up links to single engines that the next transfer will not use."""
+        together = self._division == "broadcast"
+        for key in [key for key in self._links if key != _TOGETHER]:
+            if together or not (transfer.catch_up or key in transfer.lanes):
+                self._links.pop(key).abandon()
+
+
+def _report(
+    gathering: Gathering, lanes: Sequence[Lane], transfer: _Transfer, seconds: float
+) -> SendReport:
+    manifest = transfer.manifest
+    engines = [engine for plan in transfer.lanes.values() for engine in plan.engines]
+    reasons = {engine: reason for lane in lanes for engine, reason in lane.lost.items()}
+    lost = {engine: reasons[engine] for engine in engines if engine in reasons}
+    if len(lost) == len(engines):
+        listed = "; ".join(f"{engine}: {reason}" for engine, reason in lost.items())
+        msg = f"version {manifest.version} arrived nowhere: {listed}"
+        raise TransferFailed(msg)
+    return SendReport(
+        digest=gathering.digest,
+        num_bytes=sum(manifest.bucket_bytes),
+        num_buckets=gathering.num_buckets,
+        gather_s=gathering.gather_s,
+        move_s=max(0.0, seconds - gathering.gather_s),
+        lost=lost,
+    )
