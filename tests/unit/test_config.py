@@ -42,6 +42,17 @@ def test_overrides_are_toml_or_text(file: Path) -> None:
     assert config.trainer.betas == (0.8, 0.9)
 
 
+def test_an_adapter_is_asked_for_by_its_section(file: Path) -> None:
+    assert load_config(file).model.lora is None
+    lora = load_config(file, ["model.lora={}"]).model.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.target_modules) == (16, 32, "all-linear")
+    config = load_config(file, ["model.lora.target_modules=['q_proj', 'v_proj']"])
+    assert config.model.lora is not None
+    assert config.model.lora.target_modules == ("q_proj", "v_proj")
+    assert parse_config(tomllib.loads(config.to_toml())) == config
+
+
 def test_the_name_comes_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sums.toml"
     text = parse_config(MINIMAL).to_toml().replace('name = "run"\n', "")
@@ -73,6 +84,14 @@ def test_it_cannot_be_changed() -> None:
         ("runtime.host=example.org", ["runtime.host", "example.org", "127.0.0.1"]),
         ("rollout.group_timeout_s=500", ["500", "buffer.lease_s", "180"]),
         ("model.path=x", ["exactly one", "model.path", "model.build"]),
+        ("model.lora.rank=0", ["model.lora.rank = 0", "greater than 0"]),
+        ("model.lora.alpha=0.5", ["model.lora.alpha = 0.5", "integer"]),
+        ("model.lora.ranks=4", ["'model.lora.ranks'", "did you mean 'rank'"]),
+        ("model.lora.dropout=0.1", ["model.lora", "dropout = 0.1", "engines", "use 0"]),
+        ("model.lora.target_modules=q_proj", ["model.lora.target_modules", "'q_proj'", "list"]),
+        ("model.lora.target_modules=[]", ["model.lora.target_modules", "[]", "all-linear"]),
+        ("model.lora.target_modules=[1]", ["model.lora.target_modules", "[1]", "all-linear"]),
+        ("model.lora.target_modules=['']", ["model.lora.target_modules", "['']", "all-linear"]),
         ("name=../up", ["name", "'../up'"]),
         ("buffer.max_staleness=-1", ["buffer.max_staleness = -1"]),
     ],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.actors.guest_trainer import GuestTrainer
 from ratchet.backends.training.base import TrainingBackend
+from ratchet.errors import ConfigError
 from ratchet.runtime.embed_guest import Host
 from ratchet.runtime.embed_link import BackgroundLoop
 from ratchet.runtime.embed_loop import OwnBatch, OwnLoop, Snapshot
@@ -49,7 +50,17 @@ class OwnOutput:
 async def start_trainer(
     host: Host, model: torch.nn.Module, name: str | None, patience_s: float
 ) -> tuple[OwnLoop, OwnOutput]:
-    """Start the trainer of a guest: it takes the next term and publishes what `model` holds."""
+    """Start the trainer of a guest: it takes the next term and publishes what `model` holds.
+
+    Raises:
+        ConfigError: if the engines of the run wait for an adapter.
+    """
+    if host.config.model.lora is not None:
+        msg = (
+            "a run with [model.lora] cannot be trained by a loop of your own: its engines take an"
+            " adapter, and the loop publishes a whole model; leave the section out"
+        )
+        raise ConfigError(msg)
     trainer = host.config.trainer.model_copy(update={"num_steps": _ENDLESS})
     warm_start = host.config.warm_start.model_copy(update={"steps": 0})
     config = host.config.model_copy(update={"trainer": trainer, "warm_start": warm_start})

@@ -8,6 +8,7 @@ directory.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 from collections.abc import Callable
@@ -42,6 +43,7 @@ def check_run(config: Config) -> Task:
     """
     _check_names(config)
     check_credentials(config)
+    _check_lora(config.model)
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed)
     _check_counts(config, task)
@@ -72,6 +74,15 @@ def _check_names(config: Config) -> None:
     check_choice("weights.transport", config.weights.transport, TRANSPORTS)
     check_choice("algorithm.name", config.algorithm.name, LOSSES)
     check_choice("algorithm.advantage", config.algorithm.advantage, ADVANTAGES)
+
+
+def _check_lora(model: ModelConfig) -> None:
+    if model.lora is not None and importlib.util.find_spec("peft") is None:
+        msg = (
+            "[model.lora] needs the package peft, which is not installed: install"
+            " ratchet-rl[lora], or leave the section out"
+        )
+        raise ConfigError(msg)
 
 
 def check_credentials(config: Config) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.config import small_config
 from tests.helpers.mini_run import MiniRun, Policy
 
 import ratchet
@@ -209,6 +210,16 @@ def test_a_model_that_the_engines_do_not_know_is_refused_at_once(mini: MiniRun) 
         trainer = run.trainer(Policy(size=5))
         with pytest.raises(RunFailed, match="is not the model of the engines"):
             next(iter(trainer.batches()))
+
+
+def test_a_run_with_an_adapter_has_a_trainer_of_its_own(tmp_path: Path) -> None:
+    build = small_config().model.model_dump(exclude_none=True)
+    with (
+        MiniRun(tmp_path, model=build | {"lora": {}}) as mini,
+        ratchet.join(mini.directory.root) as run,
+        pytest.raises(ConfigError, match=r"\[model\.lora\] cannot be trained by a loop"),
+    ):
+        run.trainer(Policy())
 
 
 def test_an_engine_that_joins_late_gets_the_live_version(mini: MiniRun) -> None:

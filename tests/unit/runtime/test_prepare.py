@@ -123,6 +123,16 @@ def test_a_model_directory_that_is_none(tmp_path: Path, content: str | None, wor
         check_run(parse_config(data))
 
 
+def test_an_adapter_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = small_config().model.model_dump(exclude_none=True)
+    config = small_config(model=build | {"lora": {}})
+    check_run(config)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    check_run(small_config())
+    with pytest.raises(ConfigError, match=r"install ratchet-rl\[lora\]"):
+        check_run(config)
+
+
 def test_the_launcher_stays_light() -> None:
     code = (
         "import sys; from tests.helpers.config import small_config;"
