@@ -251,7 +251,7 @@ class WeightRoute(msgspec.Struct, frozen=True):
     """How one engine joins a transfer."""
 
     transport: str
-    """ "broadcast" """
+    """ "broadcast" | "p2p" """
     backend: str
     """ "gloo" | "nccl" """
     host: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, SendReport, WeightReceiver
 from ratchet.transport.weights.finalize import Arrived
+from ratchet.transport.weights.groups import GlooGroup
+from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.registry import open_receiver, open_sender
+from ratchet.transport.weights.staging import Staging
 from ratchet.types import WeightManifest, WeightRoute
 
 Loads = dict[str, asyncio.Task[LoadReport]]
@@ -788,5 +792,251 @@ def test_an_engine_says_that_nobody_serves(transport: str) -> None:
             assert sink.events == []
             fleet.sender = open_sender(fleet.config, "127.0.0.1", fleet.source)
             await fleet.sync_well()
+
+    run(main)
+
+
+def hang(receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch, at: int) -> threading.Event:
+    """Let an engine's thread stand still when it has received so many buckets of its next load, as
+    a stopped process does; return what lets it go on.
+    """
+    go_on = threading.Event()
+    calls = itertools.count()
+
+    def stop() -> None:
+        if next(calls) == at:
+            assert go_on.wait(60)
+
+    _on_bucket(receiver, monkeypatch, stop)
+    return go_on
+
+
+def kill(receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Let an engine's end break down in the middle, without a word, as a killed process does."""
+    calls = itertools.count()
+
+    def die() -> None:
+        if next(calls) == at:
+            msg = "killed"
+            raise RuntimeError(msg)
+
+    _on_bucket(receiver, monkeypatch, die)
+
+
+def _on_bucket(
+    receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
+) -> None:
+    receive, mine = receiver.receive, set[Inbox]()
+    make, put = Inbox.__init__, Inbox.put_bucket
+
+    def put_bucket(inbox: Inbox, bucket: torch.Tensor) -> None:
+        if inbox in mine:
+            act()
+        put(inbox, bucket)
+
+    async def receive_here(*args: Any) -> LoadReport:
+        task = asyncio.current_task()
+
+        def make_here(inbox: Inbox, *args: Any, **rest: Any) -> None:
+            make(inbox, *args, **rest)
+            if asyncio.current_task() is task:
+                mine.add(inbox)
+
+        monkeypatch.setattr(Inbox, "__init__", make_here)
+        monkeypatch.setattr(receiver, "receive", receive)
+        return await receive(*args)
+
+    monkeypatch.setattr(receiver, "receive", receive_here)
+    monkeypatch.setattr(Inbox, "put_bucket", put_bucket)
+
+
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_engine_killed_in_the_middle_costs_the_others_nothing(
+    transport: str, place: int, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=60.0) as fleet:
+            await fleet.sync_well()
+            dead = list(fleet.sinks)[place]
+            kill(fleet.receivers[dead], monkeypatch, at)
+            reads = Counter[str]()
+            fleet.source.on_read = reads.update
+            send, loads = fleet.start()
+            with pytest.raises(RuntimeError, match="killed"):
+                await loads[dead]
+            fleet.sender.leave(dead, "its process is dead")
+            async with within(10):
+                sent, *rest = await asyncio.gather(
+                    send, *(load for name, load in loads.items() if name != dead)
+                )
+            assert list(sent.lost) == [dead]
+            assert "its process is dead" in sent.lost[dead]
+            assert all(report.digest == sent.digest for report in rest)
+            assert sum(reads.values()) <= len(fleet.source.tensors) + 4, "it goes on where it broke"
+            for name, sink in fleet.sinks.items():
+                assert sink.version == (fleet.version if name != dead else sink.version)
+                assert not sink.paused
+            assert fleet.sinks[dead].version in (1, None)
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_an_engine_that_hangs_in_the_middle_fails_its_own_part(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells the trainer: it finds out in time for the others, and the lost one is told."""
+
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=4.0) as fleet:
+            await fleet.sync_well()
+            _, stuck, _ = fleet.sinks
+            go_on = hang(fleet.receivers[stuck], monkeypatch, 4)
+            send, loads = fleet.start()
+            async with within(4):
+                sent = await send
+            assert list(sent.lost) == [stuck]
+            assert "did not come to the transfer within 1 s" in sent.lost[stuck]
+            go_on.set()
+            async with within(1):
+                _, late, _ = await asyncio.gather(*loads.values(), return_exceptions=True)
+            assert isinstance(late, TransferFailed)
+            assert "goes on without this engine" in str(late)
+            for name, sink in fleet.sinks.items():
+                assert sink.version == (None if name == stuck else fleet.version)
+                assert not sink.paused
+            await fleet.sync_well()
+
+    run(main)
+
+
+@pytest.mark.soak
+def test_an_engine_that_takes_nothing_more_says_so(transport: str) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=4.0) as fleet:
+            await fleet.sync_well()
+            _, stuck, _ = fleet.sinks
+            fleet.sinks[stuck].hold["write"] = asyncio.Event()
+            async with within(6):
+                sent, (_, late, _) = await fleet.sync()
+            assert isinstance(sent, SendReport)
+            assert list(sent.lost) == [stuck]
+            assert "did not take a bucket within 1 s" in sent.lost[stuck]
+            assert isinstance(late, TransferFailed)
+            for name, sink in fleet.sinks.items():
+                assert sink.version == (None if name == stuck else fleet.version)
+                assert not sink.paused
+            fleet.sinks[stuck].hold.clear()
+            await fleet.sync_well()
+
+    run(main)
+
+
+@pytest.mark.soak
+def test_an_engine_that_hangs_for_a_moment_gets_its_version(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket is given up for it, and it comes back before it is."""
+
+    async def main() -> None:
+        async with Fleet(transport, 2, bucket_mib=STREAMED, timeout_s=6.0) as fleet:
+            await fleet.sync_well()
+            name = next(iter(fleet.sinks))
+            go_on = hang(fleet.receivers[name], monkeypatch, 4)
+            send, loads = fleet.start()
+            asyncio.get_running_loop().call_later(2.2, go_on.set)
+            sent, *_ = await asyncio.gather(send, *loads.values())
+            assert sent.lost == {}
+            assert {sink.version for sink in fleet.sinks.values()} == {fleet.version}
+            await fleet.sync_well()
+
+    run(main)
+
+
+def test_staging_memory_is_two_buckets_at_either_end_after_a_break_too(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    buffers = Staging.buffers
+
+    def counted(staging: Staging, num_bytes: int, device: torch.device) -> list[torch.Tensor]:
+        held = buffers(staging, num_bytes, device)
+        assert len(held) == 2
+        made.extend({buffer.data_ptr() for buffer in held} - set(made))
+        return held
+
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED) as fleet:
+            monkeypatch.setattr(Staging, "buffers", counted)
+            await fleet.sync_well()
+            dead = list(fleet.sinks)[1]
+            kill(fleet.receivers[dead], monkeypatch, 4)
+            send, loads = fleet.start()
+            await asyncio.wait([loads[dead]])
+            fleet.sender.leave(dead, "dead")
+            await asyncio.gather(send, *loads.values(), return_exceptions=True)
+            assert len(made) == 2 * (1 + 3)
+
+    run(main)
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+def test_catching_up_leaves_the_others_and_their_group_alone(
+    transport: str, num_engines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    make = GlooGroup.__init__
+
+    def counted(group: GlooGroup, store: Any, name: str, rank: int, size: int, **rest: Any) -> None:
+        make(group, store, name, rank, size, **rest)
+        if rank == 0:
+            built.append(name)
+
+    monkeypatch.setattr(GlooGroup, "__init__", counted)
+
+    async def main() -> None:
+        async with Fleet(transport, num_engines, bucket_mib=STREAMED) as fleet:
+            await fleet.sync_well()
+            at_first = list(built)
+            events = {name: list(sink.events) for name, sink in fleet.sinks.items()}
+            late = fleet.add(FakeSink(fleet.source.tensors))
+            _, routes, send, loads = fleet.begin([late], catch_up=True)
+            assert {route.transport for route in routes.values()} == {"p2p"}
+            sent, report = await asyncio.gather(send, *loads.values())
+            assert report.digest == sent.digest
+            assert fleet.sinks.pop(late).version == fleet.version
+            assert events == {name: sink.events for name, sink in fleet.sinks.items()}
+            await fleet.sync_well()
+            assert len(built) == len(at_first) + 1, "the next transfer went through what was held"
+            last = next(reversed(fleet.sinks))
+            *_, send, loads = fleet.begin([last], catch_up=True)  # a member of the held group
+            await asyncio.gather(send, *loads.values())
+            before = len(built)
+            await fleet.sync_well()
+            assert len(built) == before
+
+    run(main)
+
+
+def test_pairs_do_not_wait_for_one_that_hangs(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport != "p2p":
+        pytest.skip("a group that broadcasts finds out by the deadline of a bucket")
+
+    async def main() -> None:
+        async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=60.0) as fleet:
+            await fleet.sync_well()
+            stuck, *others = fleet.sinks
+            go_on = hang(fleet.receivers[stuck], monkeypatch, 2)
+            send, loads = fleet.start()
+            async with within(10):  # of the 15 s until its bucket is given up
+                await asyncio.gather(*(loads[name] for name in others))
+            assert not send.done()
+            go_on.set()
+            sent, _ = await asyncio.gather(send, loads[stuck])
+            assert sent.lost == {}, "slow, but not lost"
+            assert {sink.version for sink in fleet.sinks.values()} == {fleet.version}
 
     run(main)

@@ -64,6 +64,8 @@ class Sender:
         self._store, self._host, self._port = serve_store(host)
         self._names = (f"{uuid.uuid4().hex[:8]}-{number}" for number in count(1))
         self._planned: _Transfer | None = None
+        self._most = 0
+        """engines planned for at once: who catches up alone shares its devices with the others"""
         self._left: dict[str, str] = {}
         """engines that left the transfer, and why"""
         self._links: dict[str, Link] = {}
@@ -94,7 +96,8 @@ class Sender:
         )
         division: Division = "p2p" if catch_up else self._division
         together = division == "broadcast"
-        backend = choose_backend(self._config.backend, len(engines))
+        self._most = max(self._most, len(engines))
+        backend = choose_backend(self._config.backend, self._most)
         keys = {_TOGETHER: tuple(engines)} if together else {e: (e,) for e in engines}
         lanes = {key: LanePlan(next(self._names), backend, tuple(e)) for key, e in keys.items()}
         self._planned = _Transfer(manifest, backend, lanes, catch_up)
