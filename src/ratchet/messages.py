@@ -247,10 +247,12 @@ class WeightsLoaded(Message, frozen=True):
 
 
 class LoadWeights(Ask[WeightsLoaded], frozen=True):
-    """Join a transfer and take a version. Fails with `StaleTerm`, `TransferFailed` or
-    `WeightsMismatch`.
+    """Join a transfer and take a version. Fails with `StaleTerm`, `VersionError`, `TransferFailed`
+    or `WeightsMismatch`.
     """
 
+    incarnation: str
+    """of the worker it is meant for; another life of it would answer in its place"""
     manifest: WeightManifest
     route: WeightRoute
 

@@ -250,6 +250,12 @@ class RolloutActor(RoleActor[_Inbox]):
 
     def _load_weights(self, message: LoadWeights) -> asyncio.Task[WeightsLoaded]:
         term = message.manifest.term
+        if message.incarnation != self.role.incarnation:
+            msg = (
+                f"{self.name} {self.role.incarnation} takes no weights that are meant for its life"
+                f" {message.incarnation}"
+            )
+            raise VersionError(msg)
         if term < self._term:
             msg = f"{self.name} refuses term {term}: it has seen term {self._term}"
             raise StaleTerm(msg)

@@ -109,7 +109,7 @@ class Transfers:
             name: asyncio.ensure_future(
                 self._ask(
                     self._directory.ref(engine.name),
-                    LoadWeights(manifest, routes[name]),
+                    LoadWeights(engine.incarnation, manifest, routes[name]),
                     timeout=self._timeout_s + _REASON_S,
                 )
             )

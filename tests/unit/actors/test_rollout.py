@@ -110,7 +110,9 @@ class World:
         for _ in range(40):
             await asyncio.sleep(0)
 
-    def offer(self, version: int, term: int = 1) -> asyncio.Future[WeightsLoaded]:
+    def offer(
+        self, version: int, term: int = 1, *, to: str = ROLE.incarnation
+    ) -> asyncio.Future[WeightsLoaded]:
         """Ask it to load; `arrive` ends the transfer."""
         group = f"group-{version}-{term}"
         loop = asyncio.get_running_loop()
@@ -119,7 +121,7 @@ class World:
         manifest = WeightManifest(term, version, version, (), (), {})
         route = WeightRoute("fake", "none", "", 0, group, 1, 2, 60)
         return asyncio.ensure_future(
-            self.ref.ask(LoadWeights(manifest, route), block=False, timeout=60)
+            self.ref.ask(LoadWeights(to, manifest, route), block=False, timeout=60)
         )
 
     def arrive(self, version: int, term: int = 1, *, size: int = 4) -> None:
@@ -230,6 +232,16 @@ def test_claims_for_another_life_are_ignored() -> None:
         assert world.log.named("claim_of_another_life")[0]["meant_for"] == "life-0"
         assert world.finished == world.failed == []
         assert world.credit == [SLOTS]
+
+    scenario(body)
+
+
+def test_weights_for_another_life_are_refused() -> None:
+    # the trainer would take the older life's word for the newer one's, and never offer it a version
+    async def body(world: World) -> None:
+        with pytest.raises(VersionError, match="meant for its life life-2"):
+            await world.offer(1, to="life-2")
+        assert (await world.load(1)).version == 1
 
     scenario(body)
 
