@@ -48,6 +48,7 @@ class Lineage:
 
     def __init__(self, records: Iterable[VersionRecord] = ()) -> None:
         self._nodes: dict[PolicyVersion, tuple[int, PolicyVersion | None]] = {}
+        self._rooted: set[PolicyVersion] = set()  # known down to the root, and so for ever
         for record in records:
             self.add(record.version, record.step, record.parent)
 
@@ -76,15 +77,22 @@ class Lineage:
             raise ValueError(msg)
 
     def unknown(self, versions: Iterable[PolicyVersion]) -> tuple[PolicyVersion, ...]:
-        """Return those versions, and the ancestors of known ones, that are missing here."""
+        """Return those versions, and the ancestors of known ones, that are missing here.
+
+        Each version is walked over once, however long the run is and however often this is asked.
+        """
         missing: set[PolicyVersion] = set()
         for version in versions:
+            path: list[PolicyVersion] = []
             node: PolicyVersion | None = version
-            while node is not None:
+            while node is not None and node not in self._rooted:
                 if node not in self._nodes:
                     missing.add(node)
                     break
+                path.append(node)
                 node = self._nodes[node][1]
+            else:
+                self._rooted.update(path)
         return tuple(sorted(missing))
 
     def step(self, version: PolicyVersion) -> int:

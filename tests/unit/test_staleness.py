@@ -129,3 +129,37 @@ def test_a_group_is_as_stale_as_its_oldest_token() -> None:
     )
     assert group.versions == (2, 3, 4)
     assert line(6).group_staleness(group, Position(5, 5)) == 3
+
+
+@given(st.lists(st.integers(0, 9), unique=True), st.data())
+def test_what_is_missing_is_found_however_often_it_was_asked(
+    order: list[int], data: st.DataObject
+) -> None:
+    parents = {v: data.draw(st.integers(0, v - 1)) if v else None for v in range(10)}
+    lineage = Lineage()
+    for count, added in enumerate(order, 1):
+        lineage.add(added, added, parents[added])
+        asked = data.draw(st.integers(0, 9))
+        first: int | None = asked
+        while first in order[:count]:
+            first = parents[first]
+        assert lineage.unknown([asked]) == (() if first is None else (first,))
+
+
+def test_asking_again_costs_the_same_in_a_long_run() -> None:
+    class Counted(dict):  # type: ignore[type-arg]
+        reads = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.reads += 1
+            return super().__contains__(key)
+
+    lineage = line(1000)
+    nodes = lineage._nodes = Counted(lineage._nodes)
+    assert lineage.unknown([999]) == ()
+    assert nodes.reads == 1000
+    for version in (999, 500):
+        assert lineage.unknown([version]) == ()
+    lineage.add(1000, 1000, 999)
+    assert lineage.unknown([1000]) == ()
+    assert nodes.reads < 1010

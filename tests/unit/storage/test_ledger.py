@@ -125,6 +125,19 @@ def test_a_batch_moves_whole_or_not_at_all(change: str, bad: list[int]) -> None:
     moves[change]([0, 1])
 
 
+def test_a_batch_costs_what_its_groups_cost_however_many_they_are() -> None:
+    def steps_of_sqlite(num_groups: int) -> int:
+        ledger = GroupLedger.open(None)
+        ids = [finished(ledger) for _ in range(num_groups)]
+        steps: list[None] = []
+        ledger._sql.set_progress_handler(lambda: steps.append(None), 10)
+        ledger.batch(ids, 7, dict.fromkeys(ids, 0), 4.0)
+        ledger.train(ids, 7, 3, 5.0)
+        return len(steps)
+
+    assert steps_of_sqlite(1000) < 11 * steps_of_sqlite(100)
+
+
 def test_only_the_step_of_the_batch_trains_it() -> None:
     ledger = GroupLedger.open(None)
     group_id = finished(ledger)
