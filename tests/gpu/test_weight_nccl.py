@@ -51,9 +51,15 @@ def run_engine(conn: Connection, config: dict[str, Any]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("transport", ["broadcast", "p2p"])
 @pytest.mark.parametrize("bucket_mib", [0.125, 64.0])
-def test_device_tensors_arrive(bucket_mib: float) -> None:
-    config = {"backend": "nccl", "bucket_mib": bucket_mib, "timeout_s": 60.0}
+def test_device_tensors_arrive(transport: str, bucket_mib: float) -> None:
+    config = {
+        "transport": transport,
+        "backend": "nccl",
+        "bucket_mib": bucket_mib,
+        "timeout_s": 60.0,
+    }
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     engine = context.Process(target=run_engine, args=(theirs, config), daemon=True)
@@ -64,9 +70,9 @@ def test_device_tensors_arrive(bucket_mib: float) -> None:
         source = FakeSource(on_device(make_tensors(0), 0))
         sender = open_sender(WeightsConfig(**config), "127.0.0.1", source)
         digests = set()
-        for version in (1, 2, 3):
+        for version, catch_up in ((1, False), (2, False), (3, True), (4, False)):
             source.tensors = on_device(make_tensors(version), 0)
-            manifest, routes = sender.plan(1, version, version, ["engine/a"])
+            manifest, routes = sender.plan(1, version, version, ["engine/a"], catch_up=catch_up)
             assert routes["engine/a"].backend == "nccl"
             ours.send_bytes(msgspec.msgpack.encode(Load(manifest, routes["engine/a"])))
             sent = await sender.send(manifest)
@@ -74,7 +80,7 @@ def test_device_tensors_arrive(bucket_mib: float) -> None:
             expected = digest_of_tensors(source.tensors, int(bucket_mib * 2**20))
             assert loaded.decode() == sent.digest == expected
             digests.add(expected)
-        assert len(digests) == 3
+        assert len(digests) == 4
         await sender.close()
 
     try:

@@ -1,0 +1,218 @@
+"""The trainer's staging buffers: what is gathered when, for whom, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from time import monotonic
+
+import pytest
+import torch
+from tests.helpers.weights import FakeSource
+
+from ratchet.errors import TransferFailed
+from ratchet.transport.weights.digest import make_trailer, whole_digest
+from ratchet.transport.weights.gathering import Gathering
+from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.plan import make_manifest
+
+NUM = 6
+
+
+class Lanes:
+    """A gathering of buckets that hold one parameter each, and the threads around it."""
+
+    def __init__(self, *lanes: str) -> None:
+        self.source = FakeSource({f"p{n}": torch.full((64,), n) for n in range(NUM)})
+        self.reads = Counter[str]()
+        self.source.on_read = self.reads.update
+        self.manifest = make_manifest(self.source.specs(), 64, term=1, version=2, step=2)
+        size = max(self.manifest.bucket_bytes)
+        self.gathering = Gathering(
+            self.manifest,
+            self.source,
+            lambda: [torch.zeros(size, dtype=torch.uint8) for _ in range(2)],
+            lanes,
+        )
+        self.error: BaseException | None = None
+        self._threads = [threading.Thread(target=self._run)]
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        try:
+            self.gathering.run()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def read(self, lane: str, parts: Sequence[int]) -> None:
+        """Let a lane read buckets, each of which must hold what it should."""
+        for part in parts:
+            with self.gathering.bucket(lane, part, Deadline(20.0)) as bucket:
+                assert bucket.view(torch.int64).tolist() == [part] * 64
+
+    def start(self, lane: str, parts: Sequence[int] = range(NUM)) -> threading.Thread:
+        def run() -> None:
+            self.read(lane, parts)
+            self.gathering.end(lane)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def close(self) -> None:
+        self.gathering.stop()
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Lanes]]:
+    lanes: list[Lanes] = []
+    yield lanes
+    for each in lanes:
+        each.close()
+
+
+def test_a_lane_reads_every_bucket_once_and_in_order(opened: list[Lanes]) -> None:
+    lanes = Lanes("a")
+    opened.append(lanes)
+    lanes.start("a").join(20)
+    lanes.close()
+    assert lanes.error is None
+    assert lanes.reads == {f"p{n}": 1 for n in range(NUM)}
+    digests = [lanes.gathering._digests[n] for n in range(NUM)]
+    assert lanes.gathering.digest == whole_digest(digests)
+    assert lanes.gathering.trailer() == make_trailer(lanes.manifest, digests)
+
+
+def test_the_next_bucket_is_gathered_while_one_travels(opened: list[Lanes]) -> None:
+    lanes = Lanes("a")
+    opened.append(lanes)
+    gathered = threading.Event()
+    lanes.source.on_read = lambda names: gathered.set() if names == ["p1"] else None
+    with lanes.gathering.bucket("a", 0, Deadline(20.0)):
+        assert gathered.wait(20)
+    lanes.gathering.end("a")
+
+
+def test_never_more_than_one_bucket_ahead(opened: list[Lanes]) -> None:
+    """Two buffers: one that travels, and the next."""
+    lanes = Lanes("a", "b")
+    opened.append(lanes)
+    other = lanes.start("b", [0])
+    with lanes.gathering.bucket("a", 0, Deadline(20.0)):
+        other.join(20)
+        assert set(lanes.reads) <= {"p0", "p1"}
+    lanes.gathering.end("a")
+
+
+def test_lanes_in_step_share_what_is_gathered(opened: list[Lanes]) -> None:
+    lanes = Lanes("a", "b")
+    opened.append(lanes)
+    steps = threading.Barrier(2, timeout=20)
+
+    def read(lane: str) -> None:
+        for part in range(NUM):
+            lanes.read(lane, [part])
+            steps.wait()
+        lanes.gathering.end(lane)
+
+    threads = [threading.Thread(target=read, args=(lane,)) for lane in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert lanes.reads == {f"p{n}": 1 for n in range(NUM)}
+
+
+def test_a_lane_that_hangs_does_not_hold_the_others(opened: list[Lanes]) -> None:
+    lanes = Lanes("slow", "a", "b")
+    opened.append(lanes)
+    others = [lanes.start("a"), lanes.start("b")]
+    with lanes.gathering.bucket("slow", 0, Deadline(20.0)) as bucket:
+        for thread in others:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert bucket.view(torch.int64).tolist() == [0] * 64, "its buffer is still its own"
+    lanes.start("slow", range(1, NUM)).join(20)
+    lanes.close()
+    assert lanes.error is None
+    assert lanes.reads["p0"] == 1
+    assert 1 < max(lanes.reads.values()) <= 2, "what it missed is gathered again, for it alone"
+
+
+def test_a_lane_that_comes_back_for_less_does_not_hold_the_others(opened: list[Lanes]) -> None:
+    """As after a round that broke: it wants what the others have had."""
+    lanes = Lanes("again", "a")
+    opened.append(lanes)
+    order: list[str] = []
+    lanes.source.on_read = order.extend
+    first = lanes.start("a")
+    lanes.read("again", [0])
+    with pytest.raises(RuntimeError), lanes.gathering.bucket("again", 1, Deadline(20.0)):
+        raise RuntimeError
+    first.join(20)
+    assert order == [f"p{n}" for n in range(NUM)], "not before the others have ended"
+    lanes.start("again", range(1, NUM)).join(20)
+
+
+def test_a_lane_that_is_late_at_the_start_is_waited_for_a_moment(opened: list[Lanes]) -> None:
+    lanes = Lanes("a", "late")
+    opened.append(lanes)
+    first = lanes.start("a")
+    lanes.start("late").join(20)
+    first.join(20)
+    assert lanes.reads["p0"] == 1
+
+
+def test_values_that_change_during_a_transfer_are_an_error(opened: list[Lanes]) -> None:
+    lanes = Lanes("a", "again")
+    opened.append(lanes)
+    lanes.read("a", [0, 1, 2])
+    lanes.gathering.end("a")
+    lanes.source.tensors["p0"] += 1
+    with pytest.raises(TransferFailed), lanes.gathering.bucket("again", 0, Deadline(0.2)):
+        pass
+    lanes.close()
+    assert "bucket 0 changed during the transfer" in str(lanes.error)
+
+
+def test_a_source_that_fails_ends_the_thread(opened: list[Lanes]) -> None:
+    lanes = Lanes("a")
+    opened.append(lanes)
+
+    def fail(names: Sequence[str]) -> None:
+        msg = "out of memory"
+        raise MemoryError(msg)
+
+    lanes.source.on_read = fail
+    with (
+        pytest.raises(TransferFailed, match=r"not read within 0\.2 s"),
+        lanes.gathering.bucket("a", 0, Deadline(0.2)),
+    ):
+        pass
+    lanes.close()
+    assert isinstance(lanes.error, MemoryError)
+
+
+def test_stop_unblocks_a_lane_at_once(opened: list[Lanes]) -> None:
+    lanes = Lanes("a")
+    opened.append(lanes)
+    go_on = threading.Event()
+    lanes.source.on_read = lambda names: _true(go_on.wait(20))
+    start = monotonic()
+    threading.Timer(0.05, lanes.gathering.stop).start()
+    with (
+        pytest.raises(TransferFailed, match="given up"),
+        lanes.gathering.bucket("a", 0, Deadline(60.0)),
+    ):
+        pass
+    assert monotonic() - start < 20
+    go_on.set()
+
+
+def _true(value: bool) -> None:
+    assert value
