@@ -155,7 +155,7 @@ def test_a_lane_that_comes_back_for_less_does_not_hold_the_others(opened: list[L
     with pytest.raises(RuntimeError), lanes.gathering.bucket("again", 1, Deadline(20.0)):
         raise RuntimeError
     first.join(20)
-    assert order == [f"p{n}" for n in range(NUM)], "not before the others have ended"
+    assert order[:NUM] == [f"p{n}" for n in range(NUM)], "not before the others have ended"
     lanes.start("again", range(1, NUM)).join(20)
 
 
