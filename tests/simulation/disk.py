@@ -102,6 +102,12 @@ def a_disk(seed: int) -> Iterator[Disk]:
         disk.close()
 
 
+def synced(store: Any) -> bool:
+    """Whether a store has synced each transaction before it says that it is finished."""
+    (level,) = store._sql.execute("PRAGMA synchronous").fetchone()
+    return bool(level >= 2)  # FULL
+
+
 def fail(store: Any, error: str | None) -> Callable[[], None]:
     """Let the writes of a store fail from now on; return what mends it."""
     if not isinstance(store._sql, Failing):

@@ -107,6 +107,7 @@ def draw(seed: int) -> Plan:
     drawn = [_fault(rng, names, horizon, links.limits.dead_s) for _ in range(count)]
     if rng.random() < 0.1:
         drawn.append(_last(rng, horizon, links.limits.dead_s))
+    drawn += _rare(seed, horizon, links.limits.dead_s)
     return Plan(
         seed=seed,
         config=config,
@@ -163,7 +164,8 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
             # far longer than faults and leases together: who runs into it hangs
             "batch_timeout_s": 50.0 if hopeless else 4e4,
         },
-        weights={"timeout_s": rng.choice([20.0, 60.0])},
+        # by the seed, not by a draw: the worlds of the other seeds stay what they were
+        weights={"timeout_s": rng.choice([20.0, 60.0]), "snapshot": seed % 7 == 6},
         eval={"num_prompts": rng.choice([0, 0, 3, 8])},
         runtime={"ask_timeout_s": links.limits.delivery_s} | _supervision(seed),
     )
@@ -232,6 +234,21 @@ def _last(rng: random.Random, horizon: float, dead_s: float) -> f.Fault:
         lambda: f.Silence(at, rng.choice([REGISTRY, BUFFER, TRAINER]), dead_s * 8, "both"),
     ]
     return rng.choice(makers)()
+
+
+def _rare(seed: int, horizon: float, dead_s: float) -> list[f.Fault]:
+    """What needs its moment; drawn apart, so that the rest of a world stays as it was."""
+    rng = random.Random(f"rare/{seed}")
+    at = round(rng.uniform(0.1, 0.7) * horizon, 3)
+    kind = rng.random()
+    if kind < 0.2:  # late, when steps lie behind it; and both trainers want a batch
+        take_over = f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"]))
+        return [take_over, f.RepeatRequests(at + rng.uniform(0, horizon / 4), dead_s / 4, 5)]
+    if kind < 0.3:
+        return [f.RepeatRequests(at + i, dead_s * 0.4, 9) for i in (0.0, dead_s, dead_s * 2)]
+    if kind < 0.4:
+        return [f.Crash(at, rng.choice([REGISTRY, BUFFER]), rng.random() < 0.5)]
+    return []
 
 
 def _moment(rng: random.Random, horizon: float) -> float:

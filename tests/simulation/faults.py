@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tests.simulation.disk import fail
 
 from ratchet.actors.role import REGISTRY, TRAINER
+from ratchet.actors.trainer import RepeatRequest
 from ratchet.messages import Message, StopTraining
 
 if TYPE_CHECKING:
@@ -161,6 +162,26 @@ class DoubleStart(Fault):
 
     def strike(self, world: World) -> None:
         world.launch(self.name)
+
+
+@dataclass(frozen=True)
+class RepeatRequests(Fault):
+    """What the trainers say is late, and they ask for their batches again and again meanwhile."""
+
+    for_s: float
+    times: int
+
+    def strike(self, world: World) -> None:
+        _go(self._repeat(world))
+
+    async def _repeat(self, world: World) -> None:
+        for name in {trainer.name: None for trainer in world.trainers}:
+            world.network.silence(name, self.for_s, inward=False, outward=True)
+        for _ in range(self.times):
+            for trainer in world.trainers:
+                if not trainer.end.event.is_set():
+                    trainer.ref.tell(RepeatRequest())
+            await asyncio.sleep(self.for_s / self.times)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ _FENCED = (
 
 _MISS_A_VERSION = {"TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
 
+_ABORTS = {"Sabotage", "Kill", "DoubleStart", "Freeze", "Silence", "TakeOver", "Crash", "BadDisk"}
+"""Faults that may end a generation."""
+
+_EVERY = 20
+"""Deliveries from one look at all links to the next."""
+
 _OPEN = "SELECT count(*) FROM groups WHERE state IN ('claimed', 'finished')"
 
 
@@ -84,6 +90,11 @@ class Watch:
         self._live: set[int] = set()
         self._claims: dict[int, int] = {}
         self._batched: dict[int, int] = {}
+        self._num_seen = 0
+        self._frozen: dict[str, float] = {}
+        """since when, as seen from here, by incarnation"""
+        self._delays_bytes = any(f.kind in {"SlowReader", "Silence"} for f in plan.faults)
+        self._aborting = {fault.kind for fault in plan.faults} & _ABORTS
         world.network.observers.append(self.observe)
         world.crashes.append(self._crashed)
         world.buffer_says.append(self._not_for_older)
@@ -124,6 +135,9 @@ class Watch:
             self._expect(num_open <= self._capacity, "I5", f"{num_open} groups are open")
         self._engines_only_forward()
         self._waits_end()
+        self._num_seen += 1
+        if self._num_seen % _EVERY == 0:
+            self._links_are_kept()
 
     def _expect(self, holds: bool, invariant: str, detail: str) -> None:
         if not holds:
@@ -146,6 +160,8 @@ class Watch:
             else (message.group_id, message.attempt)
         )
         self._ended[message.worker, message.incarnation].add(group)
+        if isinstance(message, GroupFailed) and message.reason == "generation":
+            self._expect(bool(self._aborting), "I4", f"aborted for nothing: {message.detail}")
         if isinstance(message, GroupFinished):
             self._by_the_buffers_clock(_JUDGED_S + self._plan.unheard_s, self._is_judged, *group)
 
@@ -183,8 +199,34 @@ class Watch:
         ended = self._world.ended.event.is_set()
         self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
 
+    def _links_are_kept(self) -> None:
+        """What waits for a peer comes back after its time; a silent peer is given up."""
+        now, limits = self._loop.now, self._world.network.limits
+        slack_s = 3 * limits.heartbeat_s
+        patience_s = 1.3 * limits.dead_s + slack_s
+        living = self._world.network.living()
+        for host in living.values():
+            if host.process.runs:
+                self._frozen.pop(host.incarnation, None)
+            else:
+                self._frozen.setdefault(host.incarnation, now)
+        for name, host in living.items():
+            if not host.process.runs or host.thawed_at > now - patience_s:
+                continue
+            overdue = host.process.local(now) - slack_s
+            for peer in host.node._peers.values():
+                queues = [lane.queue for lane in peer.session._lanes]
+                late = [q[0] for q in queues if q and not q[0].begun and q[0].deadline < overdue]
+                self._expect(not late, "I6", f"{name} still wants to tell {peer.name} something")
+                silent = self._frozen.get(peer.incarnation or "", now) < now - patience_s
+                held = silent and peer.connected and not self._delays_bytes
+                self._expect(not held, "I6", f"{name} holds on to {peer.name}, which is silent")
+
     def _engines_only_forward(self) -> None:
         for worker in self._world.lives:
+            stuck = worker.engine._paused and worker.receiver._waiting is None
+            if stuck and worker.host.lives:
+                self._expect(False, "I7", f"{worker.incarnation} is paused, and nothing loads")
             key = worker.name, worker.incarnation
             stamped = worker.engine.stamped
             if len(stamped) == self._num_stamped[key]:
@@ -405,6 +447,8 @@ class Watch:
     def _stamps(self) -> None:
         for ready in self._world.batches:
             for group in ready.batch.groups:
+                size = self._plan.config.rollout.group_size
+                self._expect(len(group.rollouts) == size, "I4", f"{group.group_id} is torn")
                 try:
                     self._world.check_group(group)
                 except (AssertionError, KeyError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tests.simulation.disk import synced
 from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.sessions import Host, Network
@@ -247,6 +248,7 @@ class Worker:
     engine: SeenEngine
     end: ProcessEnd
     ref: LocalRef
+    receiver: FakeReceiver
     started: float
     """when"""
 
@@ -368,7 +370,7 @@ class World:
         self.launchers.append(launcher)
 
     def _start_worker(self, name: str) -> Worker:
-        engine = SeenEngine(delay_s=self._delay)
+        engine, receiver = SeenEngine(delay_s=self._delay), FakeReceiver(self.wire)
         host, ref, end = self._start(
             name,
             lambda host: RolloutActor.start(
@@ -376,13 +378,13 @@ class World:
                 self._role("rollout", host),
                 config=self.config,
                 engine=engine,
-                receiver=FakeReceiver(self.wire),
+                receiver=receiver,
                 scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
                 eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
             ),
         )
         worker = self.workers[name] = Worker(
-            name, host.incarnation, host, engine, end, ref, self.network.loop.now
+            name, host.incarnation, host, engine, end, ref, receiver, self.network.loop.now
         )
         self.lives.append(worker)
         return worker
@@ -484,8 +486,8 @@ class World:
         self.kill(name)
         if self.disk is None:
             return
-        versions = self.disk.image(self.disk.versions, synced=True)
-        ledger = self.disk.image(self.disk.ledger, synced=not power)
+        versions = self.disk.image(self.disk.versions, synced=not power or synced(self.store))
+        ledger = self.disk.image(self.disk.ledger, synced=not power or synced(self.ledger))
         for look in self.crashes:
             look(Crash(name, power, versions, ledger))
 
