@@ -45,7 +45,7 @@ def test_a_reward_that_raises_is_a_failed_group_and_the_run_goes_on(tmp_path: Pa
     assert any("ValueError: cannot judge this" in detail for detail in details)
     assert any("nan" in detail for detail in details)
     loaded = [json.loads(line)["digest"] for line in log if '"weights_loaded"' in line]
-    sent = [json.loads(line)["digest"] for line in log if '"weights_sent"' in line]
+    sent = [json.loads(line)["digest"] for line in log if '"weights_published"' in line]
     assert loaded == sent
     assert len(set(sent)) == 7
 

@@ -79,7 +79,7 @@ def test_versions_only_move_forward_without_gaps(run: Finished) -> None:
 
 
 def test_the_engines_digest_is_the_trainers_after_each_sync(run: Finished) -> None:
-    sent = {e["version"]: e["digest"] for e in run.events("trainer-0", "weights_sent")}
+    sent = {e["version"]: e["digest"] for e in run.events("trainer-0", "weights_published")}
     loaded = {e["version"]: e["digest"] for e in run.events("rollout-0", "weights_loaded")}
     assert sent == loaded == {v.version: v.digest for v in run.versions}
     assert len(set(sent.values())) == NUM_STEPS + 1

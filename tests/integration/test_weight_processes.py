@@ -1,268 +1,405 @@
-"""Weight sync between real processes that are killed and stopped in the middle of a transfer."""
+"""Weight sync between real processes that are killed, stopped, late and new.
+
+The product's publisher and registry are here, its rollout actors in processes of their own, with
+real receivers and real gloo.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
 import psutil
 import pytest
+from tests.helpers.actors import RecordingLog, make_system
 from tests.helpers.weight_process import (
+    BUCKET_BYTES,
+    BUCKET_MIB,
     HOST,
-    Abort,
     Child,
-    Ended,
-    Exit,
-    Load,
+    Deafen,
+    Hold,
     Middle,
     Planned,
     Send,
+    State,
     big_tensors,
     run_engine,
     run_trainer,
 )
 from tests.helpers.weights import FakeSource, digest_of_tensors
 
+from ratchet.actors.publisher import Published, Publisher
+from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import WeightsConfig
-from ratchet.errors import TransferFailed
-from ratchet.transport.weights.base import WeightSender
+from ratchet.errors import RatchetError
+from ratchet.messages import AcquireTerm, LoadWeights, RegisterRole
+from ratchet.storage.versions import VersionStore
 from ratchet.transport.weights.registry import open_sender
-from ratchet.types import WeightManifest
+from ratchet.types import RoleInfo, VersionRecord
 
-BUCKET_MIB = 2.0
-LONG_S, SHORT_S = 30.0, 2.0
-AT_ONCE_S = 5.0
-"""Generous for a loaded machine, and a sixth of the timeout that would else be waited for."""
-
-
-class Engines:
-    """Engine processes, kept from test to test as long as they live."""
-
-    def __init__(self) -> None:
-        self.living: dict[str, Child] = {}
-        self.started = 0
-
-    def get(self, count: int) -> dict[str, Child]:
-        while len(self.living) < count:
-            self.started += 1
-            config = {"bucket_mib": BUCKET_MIB}
-            self.living[f"rollout-{self.started}/a"] = Child(run_engine, config)
-        return dict(list(self.living.items())[:count])
-
-    def end(self, name: str) -> None:
-        self.living.pop(name).end()
+LONG_S, SHORT_S = 40.0, 4.0
+AT_ONCE_S = 8.0
+"""Generous for a loaded machine, and a fifth of the timeout that would else be waited for."""
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[Engines]:
-    engines = Engines()
-    yield engines
-    for name in list(engines.living):
-        engines.end(name)
+class Fleet:
+    """A registry, and engines in processes of their own; also the directory of both."""
+
+    def __init__(self, transport: str, timeout_s: float) -> None:
+        self.weights: dict[str, Any] = {
+            "transport": "broadcast" if transport == "shared memory" else transport,
+            "shared_memory": transport == "shared memory",
+            "bucket_mib": BUCKET_MIB,
+            "timeout_s": timeout_s,
+        }
+        self.store = VersionStore.open(None)
+        self.children: dict[str, Child] = {}
+        self.roles: dict[str, RoleInfo] = {}
+        self.all: list[Child] = []
+        self.trainers: list[Trainer] = []
+        self.system = make_system(remote=self)
+        self.registry = VersionRegistry.start(self.system, "registry", store=self.store)
+
+    def ref(self, name: str) -> Any:
+        return self.registry if name == "registry" else self.children[name]
+
+    async def engine(self, name: str, *, incarnation: str = "a", seed: int = 99) -> RoleInfo:
+        """Start an engine whose model holds the weights of a seed, under no version."""
+        child = Child(name, run_engine, name, incarnation, seed, self.weights)
+        self.all.append(child)
+        self.children[name] = child
+        role = self.roles[name] = RoleInfo("rollout", name, incarnation)
+        await self.ask(self.registry, RegisterRole(role))
+        return role
+
+    async def trainer(self) -> Trainer:
+        number = len(self.trainers)
+        acquired = await self.ask(self.registry, AcquireTerm(f"trainer-{number}", "t"))
+        trainer = Trainer(self, acquired.term, acquired.versions)
+        self.trainers.append(trainer)
+        return trainer
+
+    async def ask(self, ref: Any, message: Any, *, timeout: float | None = None) -> Any:
+        return await ref.ask(message, block=False, timeout=timeout or 30.0)
+
+    async def kill(self, name: str) -> None:
+        await asyncio.to_thread(self.children[name].kill)
+
+    async def states(self, *but: str) -> dict[str, State]:
+        return {n: await child.state() for n, child in self.children.items() if n not in but}
+
+    async def end(self) -> None:
+        for trainer in self.trainers:
+            await trainer.sender.close()
+        self.registry.stop(block=False)
+        for child in self.all:
+            await asyncio.to_thread(child.kill)
+            child.end()
+
+    def state_of(self, version: int) -> str:
+        return {record.version: record.state for record in self.store.records()}[version]
 
 
 class Trainer:
-    """The sending end, in the test's own process."""
+    """The product's publisher over a few tensors; weights of step n are those of seed n."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, fleet: Fleet, term: int, versions: tuple[VersionRecord, ...]) -> None:
+        self.fleet = fleet
         self.source = FakeSource(big_tensors(0))
-        config = WeightsConfig(bucket_mib=BUCKET_MIB, timeout_s=timeout_s)
-        self.sender: WeightSender = open_sender(config, HOST, self.source)
-        self.version = 0
+        self.sender = open_sender(WeightsConfig(**fleet.weights), HOST, self.source)
+        self.log = RecordingLog()
+        self.publisher = Publisher(
+            sender=self.sender,
+            directory=fleet,
+            ask=fleet.ask,
+            now=monotonic,
+            timeout_s=fleet.weights["timeout_s"],
+            log=self.log,
+        )
+        self.publisher.begin(term, versions)
+        self.step = -1
 
-    def start(
-        self, children: dict[str, Child], hold: dict[str, int] | None = None
-    ) -> asyncio.Task[Any]:
-        self.version += 1
-        self.source.tensors = big_tensors(self.version)
-        manifest, routes = self.sender.plan(1, self.version, self.version, list(children))
-        for name, child in children.items():
-            child.tell(Load(manifest, routes[name], (hold or {}).get(name)))
-        return asyncio.create_task(self.sender.send(manifest))
+    async def publish(self) -> Published:
+        async with self.publisher.changing():
+            self.step += 1
+            self.source.tensors = big_tensors(self.step)
+            await self.publisher.reserve(self.step)
+        return await self.publisher.transfer()
 
-    async def sync_well(self, children: dict[str, Child]) -> None:
-        sent = await self.start(children)
-        assert sent.digest == digest_of_tensors(self.source.tensors, int(BUCKET_MIB * 2**20))
-        for child in children.values():
-            assert await child.hear() == Ended(None, "", sent.digest, self.version)
+    async def hold(self, *names: str) -> None:
+        """Check that engines hold what the trainer has, and go on with it."""
+        digest = digest_of_tensors(self.source.tensors, BUCKET_BYTES)
+        expected = State(self.publisher.version, False, digest)
+        for name in names:
+            assert await self.fleet.children[name].state() == expected, name
+
+    async def sync_well(self, *names: str) -> None:
+        published = await self.publish()
+        assert published.failed == (), self.log.events
+        assert sorted(published.loaded) == sorted(names)
+        await self.hold(*names)
 
 
-def run(main: Callable[[], Any]) -> None:
+NAMES = tuple(f"rollout-{number}" for number in range(4))
+VICTIM, *OTHERS = NAMES
+
+
+async def four(transport: str, timeout_s: float) -> tuple[Fleet, Trainer]:
+    """Four engines, which hold version 0."""
+    fleet = Fleet(transport, timeout_s)
+    await asyncio.gather(*(fleet.engine(name) for name in NAMES))
+    trainer = await fleet.trainer()
+    await trainer.sync_well(*NAMES)
+    return fleet, trainer
+
+
+# --- what may happen, and what must come of it
+
+
+async def one_is_killed_in_the_middle(transport: str) -> None:
+    fleet, trainer = await four(transport, LONG_S)
+    fleet.children[VICTIM].say(Hold(3))
+    publishing = asyncio.create_task(trainer.publish())
+    assert isinstance(await fleet.children[VICTIM].hear(), Middle)
+    start = monotonic()
+    await fleet.kill(VICTIM)
+    published = await publishing
+    assert monotonic() - start < AT_ONCE_S
+    assert sorted(published.loaded) == OTHERS
+    assert published.failed == (fleet.roles[VICTIM],)
+    assert fleet.state_of(1) == "live"
+    await trainer.hold(*OTHERS)
+    await trainer.sync_well(*OTHERS)  # the registry has seen it go
+    await fleet.end()
+
+
+async def one_is_stopped_for_longer_than_the_timeout(transport: str) -> None:
+    fleet, trainer = await four(transport, SHORT_S)
+    fleet.children[VICTIM].say(Hold(3))
+    publishing = asyncio.create_task(trainer.publish())
+    assert isinstance(await fleet.children[VICTIM].hear(), Middle)
+    start = monotonic()
+    os.kill(fleet.children[VICTIM].pid, signal.SIGSTOP)
+    published = await publishing
+    assert monotonic() - start < SHORT_S + AT_ONCE_S
+    assert sorted(published.loaded) == OTHERS
+    assert published.failed == (fleet.roles[VICTIM],)
+    await trainer.hold(*OTHERS)
+    await asyncio.sleep(max(0.0, start + SHORT_S + 1.5 - monotonic()))  # and longer than its own
+    os.kill(fleet.children[VICTIM].pid, signal.SIGCONT)
+    state = await eventually(fleet.children[VICTIM], lambda state: not state.paused)
+    assert state.version is None, "it is quarantined"
+    caught_up = await trainer.publisher.catch_up(fleet.roles[VICTIM])
+    assert caught_up is not None
+    assert caught_up.loaded == (VICTIM,)
+    await trainer.hold(*NAMES)
+    await trainer.sync_well(*NAMES)
+    await fleet.end()
+
+
+async def one_answers_late(transport: str) -> None:
+    fleet, trainer = await four(transport, SHORT_S)
+    fleet.children[VICTIM].say(Deafen(True))
+    start = monotonic()
+    published = await trainer.publish()
+    assert monotonic() - start < SHORT_S + AT_ONCE_S
+    assert sorted(published.loaded) == OTHERS
+    assert published.failed == (fleet.roles[VICTIM],)
+    fleet.children[VICTIM].say(Deafen(False))  # and it comes to a transfer that is over
+    caught_up = await trainer.publisher.catch_up(fleet.roles[VICTIM])
+    assert caught_up is not None
+    assert caught_up.loaded == (VICTIM,)
+    await trainer.hold(*NAMES)
+    await trainer.sync_well(*NAMES)
+    await fleet.end()
+
+
+async def one_joins_late_and_one_restarts_with_old_weights(transport: str) -> None:
+    fleet, trainer = await four(transport, LONG_S)
+    await trainer.sync_well(*NAMES)
+    await fleet.kill(VICTIM)
+    await fleet.engine(VICTIM, incarnation="b", seed=0)  # its weights are those of version 0
+    await fleet.engine("rollout-4")
+    held = await fleet.states(VICTIM, "rollout-4")
+    for name in (VICTIM, "rollout-4"):
+        assert (await fleet.children[name].state()).version is None
+        caught_up = await trainer.publisher.catch_up(fleet.roles[name])
+        assert caught_up is not None
+        assert caught_up.loaded == (name,)
+        assert caught_up.version == 1
+    await trainer.hold(*NAMES, "rollout-4")
+    assert await fleet.states(VICTIM, "rollout-4") == held
+    await trainer.sync_well(*NAMES, "rollout-4")
+    await fleet.end()
+
+
+async def a_step_ends_a_catch_up(transport: str) -> None:
+    fleet, trainer = await four(transport, LONG_S)
+    late = await fleet.engine("rollout-4")
+    fleet.children["rollout-4"].say(Hold(3))
+    catching_up = asyncio.create_task(trainer.publisher.catch_up(late))
+    assert isinstance(await fleet.children["rollout-4"].hear(), Middle)
+    start = monotonic()
+    await trainer.sync_well(*NAMES, "rollout-4")  # the slow one too: the newer version frees it
+    cut = await catching_up
+    assert monotonic() - start < AT_ONCE_S
+    assert cut is not None
+    assert cut.failed == (late,)
+    await fleet.end()
+
+
+async def the_trainer_is_killed_and_another_takes_over(transport: str) -> None:
+    fleet = Fleet(transport, LONG_S)
+    await asyncio.gather(*(fleet.engine(name) for name in NAMES[:2]))
+    process, loads = await a_trainer_in_the_middle(fleet)
+    start = monotonic()
+    await asyncio.to_thread(process.kill)
+    for load in await asyncio.gather(*loads, return_exceptions=True):
+        assert type(load).__name__ == "TransferFailed", load
+    assert monotonic() - start < AT_ONCE_S
+    assert not any(state.paused for state in (await fleet.states()).values())
+    successor = await fleet.trainer()
+    assert successor.publisher.term == 2
+    await successor.sync_well(*NAMES[:2])
+    await fleet.end()
+
+
+async def a_stopped_trainer_comes_back_after_another_took_over(transport: str) -> None:
+    fleet = Fleet(transport, SHORT_S)
+    await asyncio.gather(*(fleet.engine(name) for name in NAMES[:2]))
+    process, loads = await a_trainer_in_the_middle(fleet)
+    os.kill(process.pid, signal.SIGSTOP)
+    successor = await fleet.trainer()
+    start = monotonic()
+    await successor.sync_well(*NAMES[:2])  # supersedes what the engines still wait for
+    for load in await asyncio.gather(*loads, return_exceptions=True):
+        assert type(load).__name__ == "TransferFailed", load
+    assert monotonic() - start < AT_ONCE_S
+    os.kill(process.pid, signal.SIGCONT)
+    zombie = Child("trainer", run_trainer, fleet.weights)
+    fleet.all.append(zombie)
+    for load in await offer(fleet, zombie, Send(9, engines_of(fleet))):
+        with pytest.raises(RatchetError, match="refuses term 1: it has seen term 2"):
+            await load
+    await successor.hold(*NAMES[:2])
+    await fleet.end()
+
+
+async def everyone_is_killed(transport: str) -> None:
+    fleet = Fleet(transport, LONG_S)
+    await asyncio.gather(*(fleet.engine(name) for name in NAMES[:2]))
+    trainer = await fleet.trainer()
+    await trainer.sync_well(*NAMES[:2])
+    for name in NAMES[:2]:
+        fleet.children[name].say(Hold(3))
+    publishing = asyncio.create_task(trainer.publish())
+    for name in NAMES[:2]:
+        assert isinstance(await fleet.children[name].hear(), Middle)
+        await fleet.kill(name)
+    published = await publishing
+    assert (published.loaded, len(published.failed)) == ((), 2)
+    assert fleet.state_of(1) == "burnt"
+    assert trainer.publisher.live is None
+    await fleet.engine(VICTIM, incarnation="b")
+    published = await trainer.publisher.publish_again()
+    assert (published.version, published.loaded) == (2, (VICTIM,))
+    await trainer.hold(VICTIM)
+    await fleet.end()
+
+
+async def a_trainer_in_the_middle(
+    fleet: Fleet,
+) -> tuple[Child, list[asyncio.Future[Any]]]:
+    """Start a trainer of term 1 as a process, and a transfer that stands still in the middle."""
+    await fleet.ask(fleet.registry, AcquireTerm("trainer", "t"))
+    process = Child("trainer", run_trainer, fleet.weights)
+    fleet.all.append(process)
+    loads = await offer(fleet, process, Send(0, engines_of(fleet), hold_read=8))
+    assert isinstance(await process.hear(), Middle)
+    return process, loads
+
+
+def engines_of(fleet: Fleet) -> tuple[str, ...]:
+    return tuple(f"{role.name}/{role.incarnation}" for role in fleet.roles.values())
+
+
+async def offer(fleet: Fleet, process: Child, send: Send) -> list[asyncio.Future[Any]]:
+    """Carry the offers of a trainer process to its engines."""
+    process.say(send)
+    planned = await process.hear()
+    assert isinstance(planned, Planned)
+    return [
+        asyncio.ensure_future(
+            fleet.ask(
+                fleet.ref(role.name),
+                LoadWeights(
+                    role.incarnation,
+                    planned.manifest,
+                    planned.routes[f"{role.name}/{role.incarnation}"],
+                ),
+                timeout=60.0,
+            )
+        )
+        for role in fleet.roles.values()
+    ]
+
+
+async def eventually(child: Child, condition: Callable[[State], bool]) -> State:
+    while not condition(state := await child.state()):  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.02)
+    return state
+
+
+async def nothing_listens_elsewhere(transport: str) -> None:
+    fleet, trainer = await four(transport, LONG_S)
+    await trainer.sync_well(*NAMES)
+    listening = [
+        connection.laddr.ip
+        for pid in (os.getpid(), *(child.pid for child in fleet.all))
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 2, "the store and the groups listen somewhere"
+    assert set(listening) == {HOST}
+    await fleet.end()
+
+
+SCENARIOS = (
+    one_is_killed_in_the_middle,
+    one_is_stopped_for_longer_than_the_timeout,
+    one_answers_late,
+    one_joins_late_and_one_restarts_with_old_weights,
+    a_step_ends_a_catch_up,
+    the_trainer_is_killed_and_another_takes_over,
+    a_stopped_trainer_comes_back_after_another_took_over,
+    everyone_is_killed,
+    nothing_listens_elsewhere,
+)
+TRANSPORTS = ("broadcast", "p2p", "shared memory")
+
+
+def play(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
     async def limited() -> None:
         async with asyncio.timeout(100):
-            await main()
+            await scenario(transport)
 
     asyncio.run(limited())
 
 
-def test_processes_sync_and_listen_on_loopback_only(engines: Engines) -> None:
-    async def main() -> None:
-        trainer, children = Trainer(LONG_S), engines.get(3)
-        await trainer.sync_well(children)
-        await trainer.sync_well(children)
-        listening = [
-            connection.laddr.ip
-            for pid in (os.getpid(), *(child.pid for child in children.values()))
-            for connection in psutil.Process(pid).net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert len(listening) >= 2, "the store and the groups listen somewhere"
-        assert set(listening) == {HOST}
-        await trainer.sender.close()
-
-    run(main)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_once(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
+    play(scenario, transport)
 
 
-def test_one_of_three_engines_is_killed(engines: Engines) -> None:
-    async def main() -> None:
-        trainer, children = Trainer(LONG_S), engines.get(3)
-        await trainer.sync_well(children)
-        victim = next(iter(children))
-        send = trainer.start(children, hold={victim: 3})
-        assert isinstance(await children[victim].hear(), Middle)
-        start = monotonic()
-        engines.end(victim)
-        with pytest.raises(TransferFailed, match=f"version 2 was lost on its way to {victim}, "):
-            await send
-        del children[victim]
-        for child in children.values():  # nobody has told them
-            assert_failed(await child.hear())
-        assert monotonic() - start < AT_ONCE_S
-        await trainer.sync_well(children)
-        await trainer.sync_well(engines.get(3))
-        await trainer.sender.close()
-
-    run(main)
-
-
-def test_one_of_three_engines_is_stopped(engines: Engines) -> None:
-    async def main() -> None:
-        trainer, children = Trainer(SHORT_S), engines.get(3)
-        await trainer.sync_well(children)
-        victim = list(children)[1]
-        send = trainer.start(children, hold={victim: 3})
-        assert isinstance(await children[victim].hear(), Middle)
-        start = monotonic()
-        os.kill(children[victim].pid, signal.SIGSTOP)
-        with pytest.raises(TransferFailed):
-            await send
-        assert monotonic() - start < SHORT_S + AT_ONCE_S
-        stopped = children.pop(victim)
-        for child in children.values():
-            assert_failed(await child.hear())
-        await trainer.sync_well(children)
-        os.kill(stopped.pid, signal.SIGCONT)
-        assert_failed(await stopped.hear())
-        await trainer.sync_well({**children, victim: stopped})
-        await trainer.sender.close()
-
-    run(main)
-
-
-def test_abort_frees_the_survivors_long_before_the_timeout(engines: Engines) -> None:
-    """An operation of gloo that waits for a stopped peer ends with its timeout; `receive` does not
-    wait for that, nor does the next transfer.
-    """
-
-    async def main() -> None:
-        trainer, children = Trainer(LONG_S), engines.get(3)
-        await trainer.sync_well(children)
-        victim = next(iter(children))
-        send = trainer.start(children, hold={victim: 3})
-        assert isinstance(await children[victim].hear(), Middle)
-        os.kill(children[victim].pid, signal.SIGSTOP)
-        stopped = children.pop(victim)
-        start = monotonic()
-        for child in children.values():
-            child.tell(Abort("one engine stands still"))
-        for child in children.values():
-            ended = await child.hear()
-            assert_failed(ended)
-            assert ended.text == "one engine stands still"
-        send.cancel()
-        await asyncio.wait([send])
-        await trainer.sync_well(children)
-        assert monotonic() - start < 2 * AT_ONCE_S
-        os.kill(stopped.pid, signal.SIGCONT)
-        engines.end(victim)
-        await trainer.sender.close()
-
-    run(main)
-
-
-@pytest.mark.parametrize("moment", ["before", "middle"])
-def test_the_trainer_is_killed(engines: Engines, moment: str) -> None:
-    async def main() -> None:
-        children = engines.get(2)
-        trainer, manifest = await a_trainer_in_a_transfer(children, moment)
-        start = monotonic()
-        trainer.end()
-        for child in children.values():
-            assert_failed(await child.hear())
-        assert monotonic() - start < AT_ONCE_S
-        assert manifest.version == 1
-        successor = Trainer(LONG_S)
-        await successor.sync_well(children)
-        await successor.sender.close()
-
-    run(main)
-
-
-def test_the_trainer_is_stopped(engines: Engines) -> None:
-    async def main() -> None:
-        children = engines.get(2)
-        trainer, _ = await a_trainer_in_a_transfer(children, "middle", timeout_s=SHORT_S)
-        start = monotonic()
-        os.kill(trainer.pid, signal.SIGSTOP)
-        for child in children.values():
-            assert_failed(await child.hear())
-        assert monotonic() - start < SHORT_S + AT_ONCE_S
-        successor = Trainer(LONG_S)
-        await successor.sync_well(children)
-        await successor.sender.close()
-        trainer.end()
-
-    run(main)
-
-
-def test_engines_exit_cleanly_beside_a_live_group(engines: Engines) -> None:
-    async def main() -> None:
-        trainer, children = Trainer(LONG_S), engines.get(2)
-        await trainer.sync_well(children)
-        for name, child in children.items():
-            child.tell(Exit())
-            await asyncio.to_thread(child.process.join, 10)
-            assert child.process.exitcode == 0
-            engines.end(name)
-        await trainer.sender.close()
-
-    run(main)
-
-
-async def a_trainer_in_a_transfer(
-    children: dict[str, Child], moment: str, timeout_s: float = LONG_S
-) -> tuple[Child, WeightManifest]:
-    """Start a trainer process, and a transfer that stands still before it begins or in the
-    middle.
-    """
-    trainer = Child(run_trainer, {"bucket_mib": BUCKET_MIB, "timeout_s": timeout_s})
-    absent = ["rollout-absent/a"] if moment == "before" else []
-    trainer.tell(Send(1, (*children, *absent), hold_read=8))
-    planned = await trainer.hear()
-    assert isinstance(planned, Planned)
-    for name, child in children.items():
-        child.tell(Load(planned.manifest, planned.routes[name]))
-    if moment == "middle":
-        assert isinstance(await trainer.hear(), Middle)
-    return trainer, planned.manifest
-
-
-def assert_failed(ended: Any) -> None:
-    assert isinstance(ended, Ended)
-    assert ended.error == "TransferFailed"
-    assert ended.version is None or ended.version >= 1
-    assert not ended.paused
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_ten_times(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
+    for _ in range(10):
+        play(scenario, transport)

@@ -27,7 +27,7 @@ from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.backends.rollout.fake import NAME, FakeEngine
 from ratchet.errors import RewardFailed, WeightsMismatch
-from ratchet.messages import ClaimPrompts, CommitVersion
+from ratchet.messages import BurnVersion, ClaimPrompts, CommitVersion
 from ratchet.staleness import Lineage, Position
 from ratchet.storage.versions import VersionStore
 from ratchet.types import VersionSpan
@@ -107,23 +107,14 @@ def number_used_again() -> Patches:
 
 @mutant("the version goes up when nothing was sent (trl#5937)", seed=0)
 def live_although_nothing_arrived() -> Patches:
-    ask = Publisher._offer
+    ask = Publisher._ask_registry
 
-    async def offer(self: Any) -> Any:
-        inner = self._ask
+    def commit(self: Any, message: Any) -> Any:
+        if isinstance(message, BurnVersion):
+            message = CommitVersion(message.term, message.version, "nothing")
+        return ask(self, message)
 
-        def commit(ref: Any, message: Any, **options: Any) -> Any:
-            if type(message).__name__ == "BurnVersion":
-                message = CommitVersion(message.term, message.version, "nothing")
-            return inner(ref, message, **options)
-
-        self._ask = commit
-        try:
-            return await ask(self)
-        finally:
-            self._ask = inner
-
-    return [(Publisher, "_offer", offer)]
+    return [(Publisher, "_ask_registry", commit)]
 
 
 @mutant("the number is reserved after the next batch is asked for (docs/design/0003)", seed=0)
@@ -135,12 +126,13 @@ def reserved_after_the_request() -> Patches:
             await reserve(self, step)  # the first one, or the same weights again
         else:
             self._later = step
-            self.live, self._undecided = None, True
+            self.live = None
+            self._decided.clear()
 
     async def reserve_first(self: Any) -> Any:
         step, self._later = getattr(self, "_later", None), None
         if step is not None:
-            async with self.weights:
+            async with self.changing():
                 await reserve(self, step)
         return await transfer(self)
 

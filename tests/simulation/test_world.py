@@ -22,6 +22,7 @@ def simulate(
     *,
     num_steps: int = 90,
     meanwhile: Callable[[World], Awaitable[None]] | None = None,
+    delays: Delays = Delays(step_s=STEP_S, token_s=3.0),  # noqa: B008 - nobody changes it
     **sections: dict,
 ) -> tuple[World, float]:
     """Run a world to its end; return it and the virtual seconds it took."""
@@ -34,7 +35,6 @@ def simulate(
     )
 
     async def main() -> tuple[World, float]:
-        delays = Delays(step_s=STEP_S, token_s=3.0)
         world = World(config, seed=seed, delays=delays, links=Links(LIMITS))
         world.start()
         if meanwhile is not None:
@@ -146,6 +146,29 @@ def test_a_lost_transfer_burns_or_quarantines_and_the_next_one_works() -> None:
     states = [v.state for v in world.store.records()]
     assert states.count("burnt") == 1
     world.trained_tokens_are_those_of_their_versions()
+
+
+def test_with_a_snapshot_steps_overtake_transfers_and_an_engine_catches_up() -> None:
+    async def meanwhile(world: World) -> None:
+        await asyncio.sleep(60)
+        world.kill("rollout-1")
+
+    world, _ = simulate(
+        5,
+        num_steps=60,
+        meanwhile=meanwhile,
+        delays=Delays(step_s=2.0, token_s=0.1, move_s=6.0),
+        buffer={"max_staleness": 6, "capacity_factor": 6.0},
+        weights={"snapshot": True},
+    )
+    check(world, 60)
+    versions = world.store.records()
+    assert [v.state for v in versions].count("burnt") > 10
+    assert versions[-1].state == "live"
+    (summary,) = world.output.summaries
+    assert summary["eval_after"]["version"] == versions[-1].version
+    waits = [line["publish_s"] for line in world.output.lines]
+    assert max(waits) < 1.0, "a step waited for a transfer"
 
 
 def test_a_last_version_that_is_lost_is_offered_again_before_the_end() -> None:

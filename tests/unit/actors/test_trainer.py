@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -88,7 +89,13 @@ class Backend(FakeBackend):
 class World:
     """A trainer; the others answer by script. `events` are (seconds, what, ...)."""
 
-    def __init__(self, *, script: Mapping[str, Any] | None = None, **sections: Any) -> None:
+    def __init__(
+        self,
+        *,
+        script: Mapping[str, Any] | None = None,
+        snapshot: Any = None,
+        **sections: Any,
+    ) -> None:
         trainer = {"num_steps": 2, "batch_timeout_s": BATCH_TIMEOUT_S}
         sections["trainer"] = trainer | sections.get("trainer", {})
         self.config = small_config(**sections)
@@ -97,6 +104,7 @@ class World:
         self.others = RecordedDirectory()
         self.registry = self.others.ref("registry")
         self.registry.answer = self._registry
+        self.snapshot = snapshot
         self.rollouts: tuple[RoleInfo, ...] = (E0,)
         self.engines: dict[str, Callable[[int], WeightsLoaded]] = {}
         for name in ("rollout-0", "rollout-1"):
@@ -115,6 +123,7 @@ class World:
             sender=self,
             output=self,
             warm_start_prompts=[Prompt("w", "1>", reference="1")],
+            snapshot=snapshot,
         )
 
     def note(self, what: str, *details: Any) -> None:
@@ -177,7 +186,8 @@ class World:
         self.note("send", manifest.version)
         await asyncio.sleep(SEND_S)
         self.note("sent", manifest.version)
-        assert (self.backend.weights == before).all(), "the weights changed under a transfer"
+        if self.snapshot is None:
+            assert (self.backend.weights == before).all(), "the weights changed under a transfer"
         return SendReport(f"digest-{manifest.version}", 8, 1, 0.0, SEND_S)
 
     def leave(self, engine: str, reason: str) -> None:
@@ -340,6 +350,61 @@ def test_forward_overlaps_with_the_transfer_and_the_optimizer_waits_for_it() -> 
         assert send_at <= forward_at < forward_at + FORWARD_S < sent_at
         assert optimizer_at == sent_at
         assert world.order("send", "sent") == ["send", "sent"] * 3  # never two in flight
+
+    scenario(body)
+
+
+class Copies:
+    """A snapshot that takes no time."""
+
+    async def take(self, version: int) -> None:
+        pass
+
+    def reading(self, version: int) -> Any:
+        return nullcontext()
+
+
+def test_with_a_snapshot_the_optimizer_does_not_wait_for_the_transfer() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.answer(2, 0)
+        await world.end()
+        stepped_at = [event[0] for event in world.of("optimizer")]
+        sent_at = [event[0] for event in world.of("sent")]
+        assert stepped_at[1] < sent_at[1]
+        assert world.order("send", "sent") == ["send", "sent"] * 3  # never two in flight
+        assert [e[1:] for e in world.of("commit")] == [(0,), (1,), (2,)]
+        assert world.summaries[0]["status"] == "finished"
+        assert world.lines[1]["publish_s"] == 0.0
+
+    scenario(body, snapshot=Copies())
+
+
+def test_a_line_has_the_last_sync_and_who_caught_up() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        await world.tell(RoleJoined(E1))
+        await asyncio.sleep(SEND_S + 1)
+        await world.answer(1, 0)
+        await world.answer(2, 1)
+        await world.end()
+        first, second = world.lines
+        sync = {name: value for name, value in first.items() if name.startswith("weights/")}
+        assert sync == {
+            "weights/version": 0,
+            "weights/sent_bytes": 8,
+            "weights/num_buckets": 1,
+            "weights/snapshot_s": 0.0,
+            "weights/gather_s": 0.0,
+            "weights/move_s": SEND_S,
+            "weights/load_s": 0,
+            "weights/paused_s": 0,
+            "weights/num_loaded": 1,
+            "weights/num_failed": 0,
+            "weights/num_caught_up": 1,
+        }
+        assert first["sync_s"] == SEND_S
+        assert (second["weights/version"], second["weights/num_caught_up"]) == (1, 0)
 
     scenario(body)
 
