@@ -81,6 +81,8 @@ class Gathering:
         """the buckets that lanes wait for"""
         self._reads: dict[str, tuple[int, float]] = {}
         """the buckets that travel, and since when"""
+        self._kept: set[int] = set()
+        """buckets that stay in their buffers until they are released"""
         self._behind: set[str] = set()
         self._pace_s = 0.0
         self._stopped = False
@@ -158,7 +160,7 @@ class Gathering:
         missing = sorted(wanted - held) or sorted(ahead - held)
         if not missing:
             return None
-        in_use = wanted | ahead | {part for part, _ in self._reads.values()}
+        in_use = wanted | ahead | self._kept | {part for part, _ in self._reads.values()}
         for buffer in self._buffers:
             if buffer.part not in in_use:
                 return missing[0], buffer
@@ -175,8 +177,11 @@ class Gathering:
     # --- on the threads of the lanes
 
     @contextmanager
-    def bucket(self, lane: str, part: int, deadline: Deadline) -> Iterator[torch.Tensor]:
-        """Wait for a bucket, and hold its buffer while it travels.
+    def bucket(
+        self, lane: str, part: int, deadline: Deadline, *, keep: bool = False
+    ) -> Iterator[torch.Tensor]:
+        """Wait for a bucket, and hold its buffer while it travels; to keep it is to hold it until
+        it is released.
 
         Raises:
             TransferFailed: if the transfer is over, or the deadline passes first.
@@ -189,11 +194,24 @@ class Gathering:
         finally:
             with self._changed:
                 _, since = self._reads.pop(lane)
+                if keep:
+                    self._kept.add(part)
                 if arrived:
                     self._pace_s = monotonic() - since
                     if part + 1 < self.num_buckets:
                         self._wants[lane] = part + 1
                 self._changed.notify_all()
+
+    def release(self, part: int) -> None:
+        """Let go of a bucket that was kept."""
+        with self._changed:
+            self._kept.discard(part)
+            self._changed.notify_all()
+
+    def has_others(self, lane: str) -> bool:
+        """Return whether another lane still reads."""
+        with self._changed:
+            return bool(self._lanes - {lane})
 
     def end(self, lane: str) -> None:
         """Say that a lane reads no more."""

@@ -56,6 +56,8 @@ class Lane:
         self.link = link
         self.lost: dict[str, str] = {}
         """engines that did not get everything, and why"""
+        self.hosts: dict[str, str] = {}
+        """which memory those who came could share with the trainer"""
         self._plan = plan
         self._gathering = gathering
         self._answers = answers
@@ -93,6 +95,7 @@ class Lane:
         came, lost = gather_ready(
             self.link, self._plan.point, self._number, self._engines, self._left, deadline
         )
+        self.hosts |= {self._engines[rank]: ready.host for rank, ready in came.items()}
         for rank, reason in lost.items():
             self._lose(rank, f"{self._broke}{reason}")
         for rank, ready in list(came.items()):

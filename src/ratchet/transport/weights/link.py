@@ -22,6 +22,8 @@ from ratchet.transport.weights.groups import (
     NcclGroup,
     called,
 )
+from ratchet.transport.weights.shared import SharedRing
+from ratchet.transport.weights.shared_reader import SharedReader
 from ratchet.transport.weights.staging import Staging
 from ratchet.transport.weights.store import connect_store
 from ratchet.transport.weights.worker import Worker
@@ -56,6 +58,10 @@ class Link:
         self._group: Group | None = None
         self.members: tuple[str, ...] = ()
         """at the trainer's end: the engines of the group, by rank from rank 1"""
+        self.ring: SharedRing | None = None
+        """what the trainer's end of the lane of its own host shares"""
+        self.reader = SharedReader()
+        """an engine's way to that"""
         self._staging = Staging()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -163,3 +169,6 @@ class Link:
     def _free(self) -> None:
         self.leave()
         self._staging.free()
+        self.reader.leave()
+        if self.ring is not None:
+            self.ring.close()

@@ -30,6 +30,7 @@ from ratchet.transport.weights.meeting import (
 )
 from ratchet.transport.weights.plan import check_specs, slots_by_bucket
 from ratchet.transport.weights.scope import LoadScope
+from ratchet.transport.weights.shared_door import SHARED, host_id
 from ratchet.transport.weights.stream import receive_round
 from ratchet.types import PauseMode, WeightManifest, WeightRoute
 
@@ -66,8 +67,7 @@ class Receiver:
             )
         finally:
             self._scope = None
-            if route.transport != self._kept:
-                self._abandon(route)
+            self._keep_links(route)
 
     def abort(self, reason: str) -> None:
         """End a pending `receive`, unless it has begun to stamp the version."""
@@ -98,7 +98,8 @@ class Receiver:
                 await link.run(lambda: announce(link, route, 1, ready, Deadline(route.timeout_s)))
             raise
         inbox = Inbox(slots_by_bucket(manifest), each=self._config.verify)
-        taken = link.run(lambda: _take(link, manifest, route, inbox))
+        host = host_id() if self._config.shared_memory else ""
+        taken = link.run(lambda: _take(link, manifest, route, inbox, host))
         taken.add_done_callback(inbox.ended)
         try:
             return await finalize(
@@ -107,6 +108,9 @@ class Receiver:
         except (TransferFailed, asyncio.CancelledError):
             taken.cancel()
             self._abandon(route)
+            raise
+        except WeightsMismatch:
+            link.run(link.reader.leave)  # pages that were written to here are the trainer's no more
             raise
         finally:
             # where the engine failed, the rest is received all the same: the others go on
@@ -122,6 +126,16 @@ class Receiver:
             self._links[route.transport] = link
         return link
 
+    def _keep_links(self, route: WeightRoute) -> None:
+        """Keep one link: that of the transport, or that to a trainer on the same host. To catch up
+        changes nothing.
+        """
+        if route.transport not in {self._kept, SHARED}:
+            self._abandon(route)
+            return
+        for name in [name for name in self._links if name != route.transport]:
+            self._links.pop(name).abandon()
+
     def _abandon(self, route: WeightRoute) -> None:
         link = self._links.pop(route.transport, None)
         if link is not None:
@@ -131,14 +145,18 @@ class Receiver:
 # --- on the link's thread
 
 
-def _take(link: Link, manifest: WeightManifest, route: WeightRoute, inbox: Inbox) -> None:
+def _take(
+    link: Link, manifest: WeightManifest, route: WeightRoute, inbox: Inbox, host: str
+) -> None:
     """Take part in rounds until everything has been handed over."""
     deadline = Deadline(route.timeout_s + GRACE_S)
     broke = ""
     for number in count(1):
         try:
-            announce(link, route, number, Ready(route.rank, link.holds, inbox.has), deadline)
+            ready = Ready(route.rank, link.holds, inbox.has, host=host)
+            announce(link, route, number, ready, deadline)
             if inbox.has > len(manifest.bucket_bytes):
+                link.reader.finish(inbox, deadline)
                 return
             go = wait_for_go(link, route, number, deadline)
         except TransferFailed as error:
@@ -166,8 +184,28 @@ def _receive_round(
     go: Go,
     deadline: Deadline,
 ) -> None:
+    if go.shared is not None:
+        _receive_shared(link, go.shared, manifest, route, inbox, deadline)
+        return
     limit_s = patience_s(route.timeout_s)
     assert go.group is not None  # noqa: S101 - else `wait_for_go` has raised
     limit = deadline.within(limit_s)
     group = link.enter(go.group, route.backend, go.rank, go.size, limit)
     receive_round(link, group, manifest, inbox, go.first, deadline, limit_s)
+
+
+def _receive_shared(
+    link: Link,
+    address: str,
+    manifest: WeightManifest,
+    route: WeightRoute,
+    inbox: Inbox,
+    deadline: Deadline,
+) -> None:
+    """Take everything at once: what was lost hold of may have been overwritten."""
+    try:
+        link.reader.knock(address, route.group, route.rank, deadline)
+        link.reader.receive(manifest, inbox, deadline, link.check)
+    except (OSError, TransferFailed) as error:
+        link.reader.leave()
+        raise EngineStuck(str(error)) from None

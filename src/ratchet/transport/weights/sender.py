@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid  # noqa: TID251 - real groups only, and an engine may hold one of an earlier trainer
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import ConfigError, TransferFailed
@@ -25,10 +26,15 @@ from ratchet.transport.weights.lane import Lane, LanePlan
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Answers
 from ratchet.transport.weights.plan import make_manifest
+from ratchet.transport.weights.shared_door import SHARED
+from ratchet.transport.weights.shared_lane import Neighbours, SharedLane
 from ratchet.transport.weights.staging import Staging
 from ratchet.transport.weights.store import serve_store
 from ratchet.transport.weights.worker import Worker
 from ratchet.types import PolicyVersion, Term, WeightManifest, WeightRoute
+
+if TYPE_CHECKING:
+    import torch
 
 Division: TypeAlias = Literal["broadcast", "p2p"]
 """All engines in one lane, or each in its own."""
@@ -69,6 +75,7 @@ class Sender:
         self._left: dict[str, str] = {}
         """engines that left the transfer, and why"""
         self._links: dict[str, Link] = {}
+        self._neighbours = Neighbours(is_on=config.shared_memory)
         self._answers = Answers(config.timeout_s + 2 * GRACE_S)
         self._gatherer = Worker("ratchet-weights-gather")
         self._staging = Staging()
@@ -95,16 +102,20 @@ class Sender:
             self._source.specs(), bucket_bytes, term=term, version=version, step=step
         )
         division: Division = "p2p" if catch_up else self._division
-        together = division == "broadcast"
         self._most = max(self._most, len(engines))
         backend = choose_backend(self._config.backend, self._most)
-        keys = {_TOGETHER: tuple(engines)} if together else {e: (e,) for e in engines}
-        lanes = {key: LanePlan(next(self._names), backend, tuple(e)) for key, e in keys.items()}
+        local: tuple[str, ...] = ()
+        if backend == "gloo" and not catch_up:  # NCCL moves from device to device
+            local = self._neighbours.share(manifest, engines)
+        remote = tuple(engine for engine in engines if engine not in local)
+        keys: dict[str, tuple[str, ...]] = {SHARED: local}
+        keys |= {_TOGETHER: remote} if division == "broadcast" else {e: (e,) for e in remote}
+        lanes = {key: LanePlan(next(self._names), backend, e) for key, e in keys.items() if e}
         self._planned = _Transfer(manifest, backend, lanes, catch_up)
         self._left = {}
         return manifest, {
             engine: WeightRoute(
-                transport=division,
+                transport=SHARED if key == SHARED else division,
                 backend=backend,
                 host=self._host,
                 port=self._port,
@@ -113,7 +124,7 @@ class Sender:
                 world_size=len(lane.engines) + 1,
                 timeout_s=self._config.timeout_s,
             )
-            for lane in lanes.values()
+            for key, lane in lanes.items()
             for rank, engine in enumerate(lane.engines, 1)
         }
 
@@ -130,7 +141,9 @@ class Sender:
         deadline = Deadline(self._config.timeout_s)
         gathering = self._gathering(transfer)
         lanes = [
-            Lane(plan, self._link(key, plan), gathering, self._answers, self._left, deadline)
+            (SharedLane if key == SHARED else Lane)(
+                plan, self._link(key, plan), gathering, self._answers, self._left, deadline
+            )
             for key, plan in transfer.lanes.items()
         ]
         scope = asyncio.timeout(deadline.left_s + GRACE_S)
@@ -153,6 +166,7 @@ class Sender:
             if not done:
                 self._abandon(gathering, transfer)
             self._keep_links(transfer)
+        self._neighbours.note(lanes)
         return _report(gathering, lanes, transfer, asyncio.get_running_loop().time() - start)
 
     def leave(self, engine: str, reason: str) -> None:
@@ -165,22 +179,27 @@ class Sender:
         """Give up the groups and the store."""
         links, self._links = self._links, {}
         await asyncio.gather(*(link.close(GRACE_S) for link in links.values()))
+        self._neighbours.close()
         self._gatherer.stop(last=self._staging.free)
         del self._store
 
     def _gathering(self, transfer: _Transfer) -> Gathering:
         size = max(transfer.manifest.bucket_bytes)
         device = device_of(transfer.backend)
-        staging = self._staging
         points = [plan.point for plan in transfer.lanes.values()]
-        return Gathering(
-            transfer.manifest, self._source, lambda: staging.buffers(size, device), points
-        )
+        allocate: Callable[[], Sequence[torch.Tensor]]
+        allocate = partial(self._staging.buffers, size, device)
+        if SHARED in transfer.lanes:
+            self._staging.free()
+            allocate = self._neighbours.slots
+        return Gathering(transfer.manifest, self._source, allocate, points)
 
     def _link(self, key: str, plan: LanePlan) -> Link:
         if key not in self._links:
             device = device_of(plan.backend)
-            self._links[key] = Link(self._host, self._port, "ratchet-weights-send", device)
+            link = Link(self._host, self._port, "ratchet-weights-send", device)
+            link.ring = self._neighbours.ring if key == SHARED else None
+            self._links[key] = link
         return self._links[key]
 
     def _abandon(self, gathering: Gathering, transfer: _Transfer) -> None:
@@ -188,16 +207,23 @@ class Sender:
         gathering.stop()
         for key in transfer.lanes:
             self._links.pop(key).abandon()
+        if SHARED in transfer.lanes:
+            self._neighbours.forget()
         self._gatherer.stop(last=self._staging.free)
         self._gatherer = Worker("ratchet-weights-gather")
         self._staging = Staging()
 
     def _keep_links(self, transfer: _Transfer) -> None:
-        """Give up links to single engines that the next transfer will not use."""
-        together = self._division == "broadcast"
-        for key in [key for key in self._links if key != _TOGETHER]:
-            if together or not (transfer.catch_up or key in transfer.lanes):
+        """Give up links that the next transfer will not use: one to a single engine of a broadcast,
+        and others when a transfer went without them.
+        """
+        for key in list(self._links):
+            single = key not in {_TOGETHER, SHARED}
+            unused = key not in transfer.lanes and not transfer.catch_up
+            if unused or (single and self._division == "broadcast"):
                 self._links.pop(key).abandon()
+                if key == SHARED:
+                    self._neighbours.forget()
 
 
 def _report(

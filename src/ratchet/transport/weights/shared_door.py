@@ -2,7 +2,8 @@
 
 Consumes an address, produces a connection at both ends. Its name is not a file: it goes with the
 process, whatever ends that, and reaches as far as the network namespace, not over a network. The
-kernel says which user the other end is. Waits for nothing but the trainer's backlog.
+kernel says which user the other end is. Waits for room at the door and for a name, which come at
+once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from typing import Final
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _NAME_BYTES: Final = 256
+_NAME_S: Final = 0.5
+SHARED: Final = "shared"
+"""The name of this way in a route."""
+
 ROOM: Final = b"+"
 """What an engine says when it has room for one more bucket."""
+SAYS: Final = struct.Struct("<qq")
+"""What the trainer says: the bucket that is there now, and its slot. Their number stands for the
+trailer.
+"""
+POLL_MS: Final = 20
+"""How often a wait looks whether its link was abandoned; a message ends it at once."""
 
 
 def host_id() -> str:
@@ -95,10 +106,12 @@ class Door:
                 conn, _ = self._listener.accept()
             except BlockingIOError:
                 return found
-            conn.setblocking(False)
-            with contextlib.suppress(OSError):  # it has gone again
+            with contextlib.suppress(OSError):  # it has gone again, or does not say its name
                 if _peer_uid(conn) == os.getuid():
-                    found[conn.recv(_NAME_BYTES).decode(errors="replace")] = Visitor(conn)
+                    conn.settimeout(_NAME_S)  # it may have been interrupted in between
+                    name = conn.recv(_NAME_BYTES).decode(errors="replace")
+                    conn.setblocking(False)
+                    found[name] = Visitor(conn)
                     continue
             conn.close()
 
@@ -130,6 +143,11 @@ def knock(address: str, name: str, timeout_s: float) -> socket.socket:
         conn.close()
         raise
     return conn
+
+
+def name_of(point: str, rank: int) -> str:
+    """Return the name under which an engine knocks."""
+    return f"{point}/{rank}"
 
 
 def _socket() -> socket.socket:

@@ -56,11 +56,10 @@ class OwnSegment(Segment):
         """what a reader must know, beside the descriptor"""
         self.fd = os.memfd_create("ratchet-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self.fd, 0, size)
+            os.ftruncate(self.fd, size)  # the memory comes with the first transfer, off the loop
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            super().__init__(mmap.mmap(self.fd, size, flags=flags), slot_bytes)
+            super().__init__(mmap.mmap(self.fd, size), slot_bytes)
         except BaseException:
             os.close(self.fd)
             raise
@@ -129,7 +128,7 @@ def _pin(memory: torch.Tensor) -> bool:
 
 
 def _cudart() -> Any:
-    return torch.cuda.cudart()
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _whole_pages(size: int) -> int:
