@@ -213,6 +213,10 @@ class WeightsConfig(_Section):
     bucket_mib: PositiveFloat = 64.0
     pause_mode: Literal["in_place", "retract"] = "in_place"
     timeout_s: PositiveFloat = 60.0
+    shared_memory: bool = True
+    """Engines on the trainer's own host take buckets from memory that they share with it, from
+    their second version on; where that cannot be, and with NCCL, they go as the others do.
+    """
     verify: bool = True
     """After loading, read the engine's own parameters back and compare their digest with the
     trainer's.
