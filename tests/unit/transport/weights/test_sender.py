@@ -19,16 +19,10 @@ from tests.helpers.weights import FakeSink, FakeSource, make_tensors
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights import link as link_module
-from ratchet.transport.weights import meeting as meeting_module
 from ratchet.transport.weights.groups import (
-    Deadline,
     GlooGroup,
-    choose_backend,
 )
-from ratchet.transport.weights.link import Link
-from ratchet.transport.weights.meeting import Answers, Go
 from ratchet.transport.weights.registry import open_receiver, open_sender
-from ratchet.transport.weights.store import connect_store, serve_store
 
 HOST = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -58,7 +52,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 class Pair:
     def __init__(self, num_engines: int = 2) -> None:
-        config = WeightsConfig(timeout_s=10.0)
+        config = WeightsConfig(timeout_s=10.0, shared_memory=False)
         self.source = FakeSource(make_tensors(1))
         self.sender = open_sender(config, HOST, self.source)
         self.engines = {
@@ -169,45 +163,14 @@ def test_a_transfer_over_any_loopback_address(host: str) -> None:
     async def main() -> None:
         async with Pair() as pair:
             await pair.sender.close()
-            pair.sender = open_sender(WeightsConfig(timeout_s=10.0), host, pair.source)
+            pair.sender = open_sender(
+                WeightsConfig(timeout_s=10.0, shared_memory=False), host, pair.source
+            )
             sent, *loads = await pair.sync("e0/a", "e1/a")
             assert not isinstance(sent, BaseException), sent
             assert not any(isinstance(load, BaseException) for load in loads)
 
     run(main)
-
-
-def test_a_store_is_served_on_one_address_only() -> None:
-    store, host, port = serve_store(HOST)
-    assert host == HOST
-    with (
-        socket.socket() as other,
-        pytest.raises(ConnectionRefusedError),
-    ):
-        other.connect(("127.0.0.2", port))
-    client, address = connect_store(HOST, port, Deadline(5.0), lambda: None)
-    client.set("key", "value")
-    assert store.get("key") == b"value"
-    assert address == HOST
-
-
-def test_a_store_that_is_not_there_is_no_long_wait() -> None:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
-    start = monotonic()
-    with pytest.raises(TransferFailed, match=f"no trainer serves weights at {HOST}:{port}"):
-        connect_store(HOST, port, Deadline(60.0), lambda: None)
-    assert monotonic() - start < 10
-
-
-def test_a_link_that_is_abandoned_tries_no_further() -> None:
-    store, _, port = serve_store(HOST)
-    link = Link(HOST, port, "test-link", CPU)
-    link.abandon()
-    with pytest.raises(TransferFailed, match="given up"):
-        link.store(Deadline(60.0))
-    del store
 
 
 def test_a_trainer_that_stands_still_does_not_hold_an_engine_that_connects() -> None:
@@ -230,80 +193,3 @@ def test_a_trainer_that_stands_still_does_not_hold_an_engine_that_connects() -> 
                 assert not isinstance(sent, BaseException)
 
     run(main)
-
-
-def test_answers_stay_until_nobody_can_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(meeting_module, "monotonic", lambda: now[0])
-    store, _, _ = serve_store(HOST)
-    answers = Answers(lifetime_s=10.0)
-    for n in range(5):
-        now[0] = 4.0 * n
-        answers.give(store, f"transfer-{n}", 1, 2, Go("group"))
-    kept = [n for n in range(5) if store.check([f"transfer-{n}/1/go/2"])]
-    assert kept == [2, 3, 4]
-
-
-def test_a_link_that_is_abandoned_stops_polling() -> None:
-    async def main() -> None:
-        link = Link(HOST, 1, "test-link", CPU)
-        begun = threading.Event()
-
-        def never() -> bool:
-            begun.set()
-            return False
-
-        waiting = link.run(lambda: link.until(never, Deadline(60.0)))
-        await asyncio.to_thread(begun.wait, 5)
-        link.abandon()
-        async with asyncio.timeout(5):
-            with pytest.raises(TransferFailed, match="given up"):
-                await waiting
-
-    run(main)
-
-
-def test_a_call_that_fails_drops_the_group() -> None:
-    """Peers may wait on it, even where nobody waits for the call any more."""
-
-    async def main() -> None:
-        _store, _, port = serve_store(HOST)
-        link = Link(HOST, port, "test-link", CPU)
-        await link.run(lambda: link.enter("alone", "gloo", 0, 1, Deadline(5.0)))
-        assert link.holds == "alone"
-
-        def fail() -> None:
-            msg = "a peer is lost"
-            raise TransferFailed(msg)
-
-        with pytest.raises(TransferFailed, match="a peer is lost"):
-            await link.run(fail)
-        assert link.holds is None
-        await link.close(1.0)
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("configured", "devices", "num_engines", "expected"),
-    [
-        ("gloo", 8, 1, "gloo"),
-        ("nccl", 8, 1, "nccl"),
-        ("auto", 0, 1, "gloo"),
-        ("auto", 1, 1, "gloo"),
-        ("auto", 2, 1, "nccl"),
-        ("auto", 2, 2, "gloo"),
-        ("auto", 4, 3, "nccl"),
-    ],
-)
-def test_auto_takes_nccl_where_every_member_can_have_a_device(
-    configured: str,
-    devices: int,
-    num_engines: int,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: devices > 0)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    assert choose_backend(configured, num_engines) == expected

@@ -1,0 +1,105 @@
+"""Which backend carries a transfer, and how a group of two or of more moves bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from torch.distributed import HashStore
+
+from ratchet.errors import TransferFailed
+from ratchet.transport.weights.groups import Deadline, GlooGroup, choose_backend
+
+HOST = "127.0.0.1"
+
+
+def in_threads(size: int, act: Callable[[GlooGroup, int], None]) -> None:
+    """Run `act` in every member of a group, and raise what one of them raises."""
+    store, errors = HashStore(), list[BaseException]()
+
+    def member(rank: int) -> None:
+        group = None
+        try:
+            deadline = Deadline(20.0)
+            group = GlooGroup(store, "g", rank, size, address=HOST, deadline=deadline)
+            act(group, rank)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+        finally:
+            if group is not None:
+                group.close()
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_bytes_go_from_rank_0_to_all_others_in_order(size: int) -> None:
+    def act(group: GlooGroup, rank: int) -> None:
+        buckets = [group.allocate(1000), group.allocate(1000)]
+        if rank == 0:
+            for n, bucket in enumerate(buckets, 1):
+                bucket += n
+        deadline = Deadline(20.0)
+        for wait in [group.move(bucket, deadline) for bucket in buckets]:
+            wait()
+        assert [int(bucket.sum()) for bucket in buckets] == [1000, 2000]
+
+    in_threads(size, act)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_who_waits_for_a_member_that_sends_nothing_ends_by_the_deadline(size: int) -> None:
+    def act(group: GlooGroup, rank: int) -> None:
+        if rank == 0:
+            assert done.wait(20)
+        else:
+            try:
+                with pytest.raises(TransferFailed):
+                    group.move(group.allocate(1000), Deadline(0.2))()
+            finally:
+                done.set()
+
+    done = threading.Event()
+    in_threads(size, act)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_member_that_goes_ends_the_wait_of_the_others_at_once(size: int) -> None:
+    def act(group: GlooGroup, rank: int) -> None:
+        if rank:
+            with pytest.raises(TransferFailed):
+                group.move(group.allocate(1000), Deadline(60.0))()
+
+    in_threads(size, act)
+
+
+@pytest.mark.parametrize(
+    ("configured", "devices", "num_engines", "expected"),
+    [
+        ("gloo", 8, 1, "gloo"),
+        ("nccl", 8, 1, "nccl"),
+        ("auto", 0, 1, "gloo"),
+        ("auto", 1, 1, "gloo"),
+        ("auto", 2, 1, "nccl"),
+        ("auto", 2, 2, "gloo"),
+        ("auto", 4, 3, "nccl"),
+    ],
+)
+def test_auto_takes_nccl_where_every_member_can_have_a_device(
+    configured: str,
+    devices: int,
+    num_engines: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: devices > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert choose_backend(configured, num_engines) == expected
