@@ -86,7 +86,8 @@ def adapter_weights(model: PreTrainedModel, digest: str) -> dict[str, torch.Tens
     """Return what travels: the adapter's parameters under PEFT's names, and an empty tensor whose
     name is the digest of the base model. They are the model's own tensors, not copies.
     """
-    weights = {f"base model xxh3-128 {digest}": torch.zeros(0, dtype=torch.uint8)}
+    marker = torch.zeros(0, dtype=torch.uint8, device=model.device)
+    weights = {f"base model xxh3-128 {digest}": marker}
     for name, parameter in model.named_parameters():
         if f".{_ADAPTER}." in name:
             weights[_PREFIX + name.replace(f".{_ADAPTER}.", ".")] = parameter
