@@ -276,12 +276,14 @@ def test_decode_leaves_out_the_end_and_hides_nothing_else(directory: Path) -> No
 
 def test_a_process_ends_although_the_engine_was_not_closed(directory: Path) -> None:
     script = f"""
-import asyncio, pathlib
+import asyncio, pathlib, sys
+import ratchet.backends.training.fsdp
 from ratchet.backends.rollout.torch import TorchEngine
 async def main():
     engine = TorchEngine(pathlib.Path({str(directory)!r}))
     await engine.start()
 asyncio.run(main())
+assert "peft" not in sys.modules  # nobody asked for an adapter
 """
     done = subprocess.run(
         [sys.executable, "-c", script], timeout=60, capture_output=True, text=True
