@@ -11,6 +11,7 @@ python -m tests.simulation --find all                      the first world that 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import secrets
 import subprocess
@@ -82,12 +83,18 @@ def spread(options: argparse.Namespace, first: int) -> Tally:
     return whole
 
 
+@functools.cache
+def _is_fine(seed: int) -> bool:
+    """Whether nothing breaks without a mutant."""
+    return not run(draw(seed)).problems
+
+
 def find(name: str, first: int, worlds: int) -> int | None:
     """Return the first seed whose world catches a mutant, and is fine without it."""
     for seed in range(first, first + worlds):
         with planted(name):
             caught = run(draw(seed)).problems
-        if caught and not run(draw(seed)).problems:
+        if caught and _is_fine(seed):
             print(f"{name}: seed {seed}, {seed - first + 1} worlds, {caught[0]}", flush=True)
             return seed
     print(f"{name}: none of {worlds} worlds from seed {first}", flush=True)

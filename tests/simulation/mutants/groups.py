@@ -1,0 +1,143 @@
+"""Faults of the life of a group: leases, credits, room, batches, and who is handed what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.weights import FakeReceiver, digest_of
+
+from ratchet.actors.buffer import BufferActor
+from ratchet.actors.generation import Generator
+from ratchet.actors.group_table import GroupTable
+from ratchet.actors.known_versions import KnownVersions
+from ratchet.actors.prompt_source import PromptSource
+from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.trainer import TrainerActor
+from ratchet.backends.rollout.fake import NAME
+from ratchet.errors import WeightsMismatch
+from ratchet.messages import ClaimPrompts
+
+
+@mutant("a lease never ends (SkyRL#1173)", seed=25)
+def lease_never_ends() -> Patches:
+    return [(BufferActor, "_arm_leases", lambda self: None)]
+
+
+@mutant("a failure gives no credit back (SkyRL#1173)", seed=1)
+def credit_lost() -> Patches:
+    def claim(self: Any) -> None:
+        if self._engine.version is not None:
+            credit = self._slots + self._finished
+            message = ClaimPrompts(self.name, self.role.incarnation, credit)
+            self.system.ref("buffer").tell(message)
+
+    return [(RolloutActor, "_claim", claim)]
+
+
+@mutant("an engine stays paused after a failed load (trl#6796)", seed=None, fake=True)
+def paused_after_a_failed_load() -> Patches:
+    async def load(
+        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
+    ) -> Any:
+        if digest_of(weights) == digest:
+            return await original(self, weights, digest, manifest, sink, mode)
+        await sink.pause(mode)
+        await sink.write({NAME: weights})
+        raise WeightsMismatch("and nobody resumes")
+
+    original = FakeReceiver._load
+    return [(FakeReceiver, "_load", load)]
+
+
+@mutant("a late engine is never offered the live version", seed=0)
+def nobody_catches_up() -> Patches:
+    async def sync(self: Any, engine: Any) -> None:
+        return
+
+    return [(TrainerActor, "_sync", sync)]
+
+
+@mutant("a finish that waits for a version is forgotten", seed=11)
+def parked_finish_forgotten() -> Patches:
+    answered = KnownVersions.answered
+
+    def forget(self: Any, asked: Any, records: Any) -> list[Any]:
+        answered(self, asked, records)
+        return []
+
+    return [(KnownVersions, "answered", forget)]
+
+
+@mutant("a late finish is accepted", seed=24)
+def late_finish_accepted() -> Patches:
+    def claimed(self: Any, worker: str, incarnation: str, group_id: int, attempt: int) -> Any:
+        return self._in_flight.get(group_id)
+
+    return [(GroupTable, "claimed", claimed)]
+
+
+@mutant("hard prompts are recycled for ever (miles#2030)", seed=0)
+def retried_for_ever() -> Patches:
+    return [(GroupTable, "unused", lambda self, entry, reason: self._again(entry, reason))]
+
+
+@mutant("capacity does not count the groups in flight", seed=0)
+def capacity_of_the_queue_only() -> Patches:
+    return [(GroupTable, "num_open", property(lambda self: self.num_queued))]
+
+
+@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=1)
+def surplus_dropped() -> Patches:
+    batch = GroupTable.batch
+
+    def and_forget(self: Any, entries: Any, step: int) -> Any:
+        groups = batch(self, entries, step)
+        self._queued.clear()
+        return groups
+
+    return [(GroupTable, "batch", and_forget)]
+
+
+@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=1)
+def prompt_twice() -> Patches:
+    following = PromptSource.next
+
+    def again(self: Any) -> Any:
+        if self.position == 2 and not getattr(self, "_again", False):
+            self._again = True
+            self.position = 1
+        return following(self)
+
+    return [(PromptSource, "next", again)]
+
+
+@mutant("a lost reply trains a group twice (miles#1334)", seed=None)
+def any_batch_is_trained() -> Patches:
+    return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
+
+
+@mutant("a straggler has no deadline (NeMo-RL#3238)", seed=None)
+def straggler_without_a_deadline() -> Patches:
+    run_group = Generator.run_group
+
+    async def patient(self: Any, assignment: Any) -> Any:
+        rollout = self.config.rollout.model_copy(update={"group_timeout_s": 1e9})
+        config = self.config.model_copy(update={"rollout": rollout})
+        return await run_group(Generator(config, self.engine, self.scorer), assignment)
+
+    return [(Generator, "run_group", patient)]
+
+
+@mutant("a group is torn apart (NeMo-RL#3469)", seed=None)
+def group_torn() -> Patches:
+    batch = GroupTable.batch
+
+    def torn(self: Any, entries: Any, step: int) -> Any:
+        groups = batch(self, entries, step)
+        return tuple(
+            msgspec.structs.replace(group, rollouts=group.rollouts[:1]) for group in groups
+        )
+
+    return [(GroupTable, "batch", torn)]

@@ -1,0 +1,116 @@
+"""Faults of session layers: what is lost, doubled, or never given up between two processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from tests.simulation.mutants.base import Patches, mutant
+
+from ratchet.actors.rollout import RolloutActor
+from ratchet.transport.mailbox.calls import Calls
+from ratchet.transport.mailbox.lane import Lane
+from ratchet.transport.mailbox.peer import Peer
+from ratchet.transport.mailbox.session import Session
+
+
+@mutant("what has arrived is acknowledged before it is delivered", seed=None)
+def acknowledged_before_delivery() -> Patches:
+    receive, resume, end = Session.receive, Session.resume, Session.end
+
+    def late(self: Any, frame: Any, num_bytes: int) -> Any:
+        fresh = receive(self, frame, num_bytes)
+        waiting, self._arrived = getattr(self, "_arrived", []), fresh
+        return waiting
+
+    def forget(self: Any, *args: Any) -> Any:
+        self._arrived = []
+        return resume(self, *args)
+
+    def begin(self: Any, life: str) -> Any:
+        self._arrived = []
+        return end(self, life)
+
+    return [(Session, "receive", late), (Session, "resume", forget), (Session, "end", begin)]
+
+
+@mutant("after a reconnect nothing is sent again", seed=None)
+def resend_forgotten() -> Patches:
+    return [(Lane, "rewind", lambda self: None)]
+
+
+@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=None)
+def gap_ignored() -> Patches:
+    known = Lane._known
+
+    def jump(self: Any, seq: int, count: int) -> int:
+        self.delivered = max(self.delivered, seq - 1)
+        return known(self, seq, count)
+
+    return [*resend_forgotten(), (Lane, "_known", jump)]
+
+
+@mutant("what was sent again after a reconnect is delivered twice", seed=None)
+def duplicates_delivered() -> Patches:
+    def on_data(self: Any, frame: Any) -> Any:
+        self.delivered += len(frame.items) - self._known(frame.seq, len(frame.items))
+        return frame.items
+
+    return [(Lane, "on_data", on_data)]
+
+
+@mutant("an ack is taken for more than it says", seed=None)
+def acks_too_much() -> Patches:
+    on_ack = Lane.on_ack
+
+    def more(self: Any, seq: int) -> None:
+        on_ack(self, min(seq + 1, self._last_seq))
+
+    return [(Lane, "on_ack", more)]
+
+
+@mutant("a message for a node that never comes waits for ever", seed=None)
+def no_delivery_deadline() -> Patches:
+    return [(Session, "expire", lambda self, now: [])]
+
+
+@mutant("heartbeats never declare a death", seed=None)
+def silence_is_no_death() -> Patches:
+    tick_open = Peer._tick_open
+
+    def deaf(self: Any, connection: Any) -> None:
+        self._heard = True
+        tick_open(self, connection)
+
+    return [(Peer, "_tick_open", deaf)]
+
+
+@mutant("an older process of the same name is let in again", seed=None)
+def older_process_not_fenced() -> Patches:
+    return [(Peer, "admits", lambda self, incarnation: True)]
+
+
+@mutant("a new life of a peer goes on with the session of the old one", seed=None)
+def session_outlives_its_peer() -> Patches:
+    return [(Session, "knows_other", lambda self, peer_life: False)]
+
+
+@mutant("an ask has no deadline (trl#6796)", seed=None)
+def ask_without_a_deadline() -> Patches:
+    return [(Calls, "_set_timer", lambda self, at: None)]
+
+
+@mutant("asks of a dead process are not ended (trl#5751)", seed=None)
+def death_ends_no_ask() -> Patches:
+    return [(Calls, "end_all", lambda self, receiver, error: None)]
+
+
+@mutant("an older life of a worker answers for the newer one", seed=None)
+def loads_of_any_life() -> Patches:
+    load = RolloutActor._load_weights
+
+    def unfenced(self: Any, message: Any) -> Any:
+        meant_for = self.role.incarnation
+        return load(self, msgspec.structs.replace(message, incarnation=meant_for))
+
+    return [(RolloutActor, "_load_weights", unfenced)]

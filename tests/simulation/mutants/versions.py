@@ -1,0 +1,213 @@
+"""Faults of versions and staleness: numbers, terms, stamps and what they name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.weights import FakeReceiver, FakeSender, digest_of
+
+from ratchet.actors.buffer import BufferActor
+from ratchet.actors.publisher import Publisher
+from ratchet.actors.rollout import RolloutActor
+from ratchet.backends.rollout.fake import FakeEngine
+from ratchet.errors import GenerationFailed, WeightsMismatch
+from ratchet.messages import BurnVersion, ClaimPrompts, CommitVersion
+from ratchet.staleness import Lineage, Position
+from ratchet.storage.versions import VersionStore
+from ratchet.types import VersionSpan
+
+
+@mutant("a batch is filtered against V and trained at V+1", seed=1)
+def judged_by_the_last_announced() -> Patches:
+    original = BufferActor._judge
+
+    def judge(self: Any, entry: Any, position: Position) -> None:
+        announced = getattr(self, "_announced", Position(0, 0))
+        original(self, entry, announced)
+
+    updated = BufferActor._version_updated
+
+    def version_updated(self: Any, record: Any) -> None:
+        self._announced = Position(record.version, record.step)
+        updated(self, record)
+
+    return [(BufferActor, "_judge", judge), (BufferActor, "_version_updated", version_updated)]
+
+
+@mutant("staleness by the difference of version numbers (miles#2244)", seed=None)
+def difference_of_numbers() -> Patches:
+    def staleness(self: Any, version: int, position: Position) -> int:
+        return position.version - version + position.step - self.step(position.version)
+
+    return [(Lineage, "staleness", staleness)]
+
+
+@mutant("a burnt number is used again", seed=0)
+def number_used_again() -> Patches:
+    def burn(self: Any, version: int, reason: str, now: float) -> None:
+        self._sql.execute("DELETE FROM versions WHERE version = ?", (version,))
+
+    return [(VersionStore, "burn", burn)]
+
+
+@mutant("the version goes up when nothing was sent (trl#5937)", seed=0)
+def live_although_nothing_arrived() -> Patches:
+    ask = Publisher._ask_registry
+
+    def commit(self: Any, message: Any) -> Any:
+        if isinstance(message, BurnVersion):
+            message = CommitVersion(message.term, message.version, "nothing")
+        return ask(self, message)
+
+    return [(Publisher, "_ask_registry", commit)]
+
+
+@mutant("the number is reserved after the next batch is asked for (docs/design/0003)", seed=0)
+def reserved_after_the_request() -> Patches:
+    reserve, transfer = Publisher.reserve, Publisher.transfer
+
+    async def later(self: Any, step: int) -> None:
+        if self.version is None or step == self.lineage.step(self.version):
+            await reserve(self, step)  # the first one, or the same weights again
+        else:
+            self._later = step
+            self.live = None
+            self._decided.clear()
+
+    async def reserve_first(self: Any) -> Any:
+        step, self._later = getattr(self, "_later", None), None
+        if step is not None:
+            async with self.changing():
+                await reserve(self, step)
+        return await transfer(self)
+
+    def position(self: Any) -> Position:
+        step = getattr(self, "_later", None)
+        return Position(self.version, self.lineage.step(self.version) if step is None else step)
+
+    return [
+        (Publisher, "reserve", later),
+        (Publisher, "transfer", reserve_first),
+        (Publisher, "position", property(position)),
+    ]
+
+
+@mutant("a recovered engine gets traffic before weights (miles#1724)", seed=0)
+def prompts_before_weights() -> Patches:
+    start = RolloutActor._start
+
+    async def early(self: Any) -> None:
+        await start(self)
+        claim = ClaimPrompts(self.name, self.role.incarnation, self._slots)
+        self.system.ref("buffer").tell(claim)
+
+    return [(RolloutActor, "_start", early)]
+
+
+@mutant("the version is read after the await (AReaL#1569)", seed=0, fake=True)
+def version_read_after_the_await() -> Patches:
+    generate = FakeEngine.generate
+
+    async def stamped_late(self: Any, prompt_ids: Any, params: Any) -> Any:
+        completion = await generate(self, prompt_ids, params)
+        span = VersionSpan(self._version or 0, 0, len(completion.token_ids))
+        return completion._replace(spans=(span,))
+
+    return [(FakeEngine, "generate", stamped_late)]
+
+
+@mutant("a failed write is swallowed and the version stamped (miles p2p)", seed=2, fake=True)
+def stamped_without_a_digest() -> Patches:
+    async def load(
+        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
+    ) -> Any:
+        return await original(self, weights, digest_of(weights), manifest, sink, mode)
+
+    original = FakeReceiver._load
+    return [(FakeReceiver, "_load", load)]
+
+
+@mutant("the version is stamped, then the digest is looked at", seed=2, fake=True)
+def stamped_before_the_digest() -> Patches:
+    original = FakeReceiver._load
+
+    async def load(
+        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
+    ) -> Any:
+        report = await original(self, weights, digest_of(weights), manifest, sink, mode)
+        if report.digest != digest:
+            raise WeightsMismatch("too late")
+        return report
+
+    return [(FakeReceiver, "_load", load)]
+
+
+@mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=25)
+def engine_takes_any_term() -> Patches:
+    load = RolloutActor._load_weights
+
+    def unfenced(self: Any, message: Any) -> Any:
+        self._term = self._offered = 0
+        return load(self, message)
+
+    return [(RolloutActor, "_load_weights", unfenced)]
+
+
+@mutant("an older trainer is given batches (miles#2244)", seed=None)
+def buffer_serves_any_term() -> Patches:
+    take = BufferActor._take_request
+
+    def unfenced(self: Any, message: Any) -> None:
+        self._term = 0
+        take(self, message)
+
+    return [(BufferActor, "_take_request", unfenced)]
+
+
+@mutant("a second trainer counts from 0 with its own counter (miles#2244)", seed=None)
+def own_counter() -> Patches:
+    insert = (
+        "INSERT OR REPLACE INTO versions (version, term, step, parent, state, created_at)"
+        " VALUES (?, ?, ?, ?, 'reserved', ?)"
+    )
+
+    def reserve(self: Any, term: int, step: int, parent: int | None, now: float) -> int:
+        mine = self._sql.execute("SELECT count(*) FROM versions WHERE term = ?", (term,))
+        version: int = mine.fetchone()[0]
+        before = parent if parent is not None and parent < version else None
+        self._sql.execute(insert, (version, term, step, before, now))
+        return version
+
+    return [(VersionStore, "reserve", reserve)]
+
+
+@mutant(
+    "weights are never delivered, and it looks like staleness (verl#7495)", seed=None, fake=True
+)
+def first_weights_for_ever() -> Patches:
+    send = FakeSender.send
+
+    async def again(self: Any, *args: Any, **options: Any) -> Any:
+        weights = self._weights
+        first = self.__dict__.setdefault("_first", weights())
+        self._weights = lambda: first
+        try:
+            return await send(self, *args, **options)
+        finally:
+            self._weights = weights
+
+    return [(FakeSender, "send", again)]
+
+
+@mutant("a publish aborts the generations in flight (miles#2372)", seed=None, fake=True)
+def publish_aborts() -> Patches:
+    pause = FakeEngine.pause
+
+    async def abort(self: Any, mode: Any) -> None:
+        for future in self._in_flight:
+            if not future.done():
+                future.set_exception(GenerationFailed("aborted"))
+        await pause(self, mode)
+
+    return [(FakeEngine, "pause", abort)]
