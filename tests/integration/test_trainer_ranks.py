@@ -23,6 +23,7 @@ def config(num_steps: int) -> Config:
         rollout={"max_tokens": 5, "group_size": 4},
         trainer={"num_steps": num_steps, "lr": 1e-3, "lr_warmup_steps": 0, "ranks_per_node": 2},
         warm_start={"steps": 2, "batch_size": 8},
+        weights={"snapshot": True},  # all ranks gather, between their other calls; rank 0 keeps it
     )
 
 

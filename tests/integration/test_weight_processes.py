@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -42,15 +42,20 @@ from ratchet.storage.versions import VersionStore
 from ratchet.transport.weights.registry import open_sender
 from ratchet.types import RoleInfo, VersionRecord
 
-LONG_S, SHORT_S = 40.0, 4.0
+LONG_S, SHORT_S = 40.0, 6.0
 AT_ONCE_S = 8.0
 """Generous for a loaded machine, and a fifth of the timeout that would else be waited for."""
+
+Scenario = Callable[[str], Awaitable[None]]
 
 
 class Fleet:
     """A registry, and engines in processes of their own; also the directory of both."""
 
+    living: ClassVar[list[Fleet]] = []
+
     def __init__(self, transport: str, timeout_s: float) -> None:
+        self.living.append(self)
         self.weights: dict[str, Any] = {
             "transport": "broadcast" if transport == "shared memory" else transport,
             "shared_memory": transport == "shared memory",
@@ -154,7 +159,13 @@ async def four(transport: str, timeout_s: float) -> tuple[Fleet, Trainer]:
     fleet = Fleet(transport, timeout_s)
     await asyncio.gather(*(fleet.engine(name) for name in NAMES))
     trainer = await fleet.trainer()
-    await trainer.sync_well(*NAMES)
+    published: Published | None = await trainer.publish()
+    while published is not None and published.failed:  # new processes may be slow on a busy machine
+        published = await trainer.publisher.catch_up(published.failed[0])
+        if published is not None and not published.failed:
+            behind = [fleet.roles[n] for n in NAMES if n not in trainer.publisher.holders]
+            published = published._replace(failed=tuple(behind))
+    await trainer.hold(*NAMES)
     return fleet, trainer
 
 
@@ -175,7 +186,6 @@ async def one_is_killed_in_the_middle(transport: str) -> None:
     assert fleet.state_of(1) == "live"
     await trainer.hold(*OTHERS)
     await trainer.sync_well(*OTHERS)  # the registry has seen it go
-    await fleet.end()
 
 
 async def one_is_stopped_for_longer_than_the_timeout(transport: str) -> None:
@@ -199,7 +209,6 @@ async def one_is_stopped_for_longer_than_the_timeout(transport: str) -> None:
     assert caught_up.loaded == (VICTIM,)
     await trainer.hold(*NAMES)
     await trainer.sync_well(*NAMES)
-    await fleet.end()
 
 
 async def one_answers_late(transport: str) -> None:
@@ -216,7 +225,6 @@ async def one_answers_late(transport: str) -> None:
     assert caught_up.loaded == (VICTIM,)
     await trainer.hold(*NAMES)
     await trainer.sync_well(*NAMES)
-    await fleet.end()
 
 
 async def one_joins_late_and_one_restarts_with_old_weights(transport: str) -> None:
@@ -235,7 +243,6 @@ async def one_joins_late_and_one_restarts_with_old_weights(transport: str) -> No
     await trainer.hold(*NAMES, "rollout-4")
     assert await fleet.states(VICTIM, "rollout-4") == held
     await trainer.sync_well(*NAMES, "rollout-4")
-    await fleet.end()
 
 
 async def a_step_ends_a_catch_up(transport: str) -> None:
@@ -250,7 +257,6 @@ async def a_step_ends_a_catch_up(transport: str) -> None:
     assert monotonic() - start < AT_ONCE_S
     assert cut is not None
     assert cut.failed == (late,)
-    await fleet.end()
 
 
 async def the_trainer_is_killed_and_another_takes_over(transport: str) -> None:
@@ -266,7 +272,6 @@ async def the_trainer_is_killed_and_another_takes_over(transport: str) -> None:
     successor = await fleet.trainer()
     assert successor.publisher.term == 2
     await successor.sync_well(*NAMES[:2])
-    await fleet.end()
 
 
 async def a_stopped_trainer_comes_back_after_another_took_over(transport: str) -> None:
@@ -287,7 +292,6 @@ async def a_stopped_trainer_comes_back_after_another_took_over(transport: str) -
         with pytest.raises(RatchetError, match="refuses term 1: it has seen term 2"):
             await load
     await successor.hold(*NAMES[:2])
-    await fleet.end()
 
 
 async def everyone_is_killed(transport: str) -> None:
@@ -309,7 +313,6 @@ async def everyone_is_killed(transport: str) -> None:
     published = await trainer.publisher.publish_again()
     assert (published.version, published.loaded) == (2, (VICTIM,))
     await trainer.hold(VICTIM)
-    await fleet.end()
 
 
 async def a_trainer_in_the_middle(
@@ -366,40 +369,44 @@ async def nothing_listens_elsewhere(transport: str) -> None:
     ]
     assert len(listening) >= 2, "the store and the groups listen somewhere"
     assert set(listening) == {HOST}
-    await fleet.end()
 
 
-SCENARIOS = (
-    one_is_killed_in_the_middle,
-    one_is_stopped_for_longer_than_the_timeout,
-    one_answers_late,
-    one_joins_late_and_one_restarts_with_old_weights,
-    a_step_ends_a_catch_up,
-    the_trainer_is_killed_and_another_takes_over,
-    a_stopped_trainer_comes_back_after_another_took_over,
-    everyone_is_killed,
-    nothing_listens_elsewhere,
-)
+ONCE = {
+    one_is_killed_in_the_middle: "broadcast",
+    one_is_stopped_for_longer_than_the_timeout: "broadcast",
+    one_answers_late: "p2p",
+    one_joins_late_and_one_restarts_with_old_weights: "broadcast",
+    a_step_ends_a_catch_up: "p2p",
+    the_trainer_is_killed_and_another_takes_over: "broadcast",
+    a_stopped_trainer_comes_back_after_another_took_over: "p2p",
+    everyone_is_killed: "broadcast",
+    nothing_listens_elsewhere: "p2p",
+}
+"""Each scenario, and the transport that it is played over in the default run."""
+
 TRANSPORTS = ("broadcast", "p2p", "shared memory")
 
 
-def play(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
+def play(scenario: Scenario, transport: str) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(100):
-            await scenario(transport)
+        try:
+            async with asyncio.timeout(100):
+                await scenario(transport)
+        finally:
+            while Fleet.living:
+                await Fleet.living.pop().end()
 
     asyncio.run(limited())
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_once(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
-    play(scenario, transport)
+@pytest.mark.parametrize("scenario", ONCE, ids=lambda scenario: scenario.__name__)
+def test_once(scenario: Scenario) -> None:
+    play(scenario, ONCE[scenario])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_ten_times(scenario: Callable[[str], Awaitable[None]], transport: str) -> None:
+@pytest.mark.parametrize("scenario", ONCE, ids=lambda scenario: scenario.__name__)
+def test_ten_times(scenario: Scenario, transport: str) -> None:
     for _ in range(10):
         play(scenario, transport)

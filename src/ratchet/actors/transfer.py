@@ -118,7 +118,10 @@ class Transfers:
         try:
             sent, lost = await self._send(manifest, loads, cut)
             self._abort(manifest, planned, loads, lost)
-            await _settle(loads, lost, 0.0 if cut is not None and cut.done() else _WORDS_S)
+            await _settle(loads, lost, cut)
+            if sent is not None and cut is not None and cut.done():  # after all was sent
+                lost = dict.fromkeys(loads, cut.result())
+                self._abort(manifest, planned, loads, lost)
             loaded, failed = _judge(planned, loads, sent, lost)
         except BaseException:  # fenced, the trainer's own weights cannot be read, or it stops
             given_up = dict.fromkeys(loads, "the trainer gave the transfer up")
@@ -176,12 +179,19 @@ class Transfers:
                 self._directory.ref(planned[name].name).tell(abort)
 
 
-async def _settle(loads: Loads, lost: Mapping[str, str], words_s: float) -> None:
-    """Wait for the engines' answers; for the lost ones no longer than `words_s`."""
+async def _settle(loads: Loads, lost: Mapping[str, str], cut: asyncio.Future[str] | None) -> None:
+    """Wait for the engines' answers; for the lost ones no longer than `_WORDS_S`, and once it is
+    cut, for none.
+    """
     if others := [load for name, load in loads.items() if name not in lost]:
-        await asyncio.wait(others)
-    if words_s and (late := [load for load in loads.values() if not load.done()]):
-        await asyncio.wait(late, timeout=words_s)
+        if cut is None:
+            await asyncio.wait(others)
+        else:  # a catch-up is of one engine
+            await asyncio.wait([*others, cut], return_when=asyncio.FIRST_COMPLETED)
+    if cut is not None and cut.done():
+        return
+    if late := [load for load in loads.values() if not load.done()]:
+        await asyncio.wait(late, timeout=_WORDS_S)
 
 
 def _judge(

@@ -561,6 +561,24 @@ def test_a_step_ends_a_catch_up_and_the_next_transfer_is_for_all() -> None:
     scenario(body)
 
 
+def test_a_step_does_not_wait_for_an_engine_that_has_everything_and_does_not_answer() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        interrupt_loads(world, 0.0, rollout_2=None)
+        catching_up = asyncio.ensure_future(world.publisher.catch_up(LATE))
+        await asyncio.sleep(SEND_S + 1)
+        assert world.of("sent") == [(0,), (0,)]
+        before = world.now()
+        await world.step(1)
+        assert world.of("step")[1] == (1, before)
+        cut = await catching_up
+        assert cut is not None
+        assert cut[:3] == (0, (), (LATE,))
+        assert len(world.directory.ref(LATE.name).of(AbortLoad)) == 1
+
+    scenario(body)
+
+
 # --- with a snapshot
 
 
