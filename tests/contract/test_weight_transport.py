@@ -217,10 +217,10 @@ def test_one_bit_lost_in_transit_is_caught(
     inspect = Arrived.inspect
     calls = itertools.count()  # from a thread for each engine
 
-    def flip(bucket: torch.Tensor, slots: Any, *, each: bool) -> Arrived:
+    def flip(bucket: torch.Tensor, slots: Any) -> Arrived:
         if next(calls) == 0:
             bucket[70] ^= 1
-        return inspect(bucket, slots, each=each)
+        return inspect(bucket, slots)
 
     async def main() -> None:
         async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
@@ -520,8 +520,13 @@ def test_abort_in_the_middle_of_a_transfer(transport: str, bucket_mib: float) ->
 
             nth = 1 if bucket_mib == WHOLE else 5
             fleet.source.on_read = stop
+            for sink in fleet.sinks.values():
+                sink.entered.clear()
             send, loads = fleet.start()
             await asyncio.to_thread(reached.wait, 10)
+            if bucket_mib == STREAMED:
+                for sink in fleet.sinks.values():
+                    await sink.entered["write"].wait()
             for name in fleet.sinks:
                 fleet.receivers[name].abort("the trainer is gone")
                 fleet.receivers[name].abort("harmless")

@@ -11,7 +11,7 @@ import torch
 
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.transport.weights.buckets import dtype_name, host_bytes
-from ratchet.transport.weights.digest import digest_parts, whole_digest
+from ratchet.transport.weights.digest import bucket_digest, digests_of, whole_digest
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 from ratchet.types import PauseMode, PolicyVersion
 
@@ -49,8 +49,8 @@ def digest_of_tensors(tensors: Mapping[str, torch.Tensor], bucket_bytes: int) ->
     manifest = make_manifest(specs_of(tensors, {}), bucket_bytes, term=0, version=0, step=0)
     return whole_digest(
         [
-            digest_parts(slots, [host_bytes(tensors[s.name]) for s in slots], size)
-            for slots, size in zip(slots_by_bucket(manifest), manifest.bucket_bytes, strict=True)
+            bucket_digest(digests_of(host_bytes(tensors[slot.name]) for slot in slots))
+            for slots in slots_by_bucket(manifest)
         ]
     )
 

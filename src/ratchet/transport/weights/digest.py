@@ -1,4 +1,4 @@
-"""Digests of what travels: xxh3-128 for each bucket, and one over all of them. Pure, without torch.
+"""Digests of what travels: xxh3-128 for each parameter, each bucket and all of them. Pure.
 
 Consumes bytes, produces digests and the trailer that carries them behind the buckets. Waits for
 nothing. xxh3 finds faults, not forgers: who may connect is the store's and the mailboxes' matter.
@@ -13,7 +13,7 @@ from typing import Final
 import xxhash
 
 from ratchet.errors import WeightsMismatch
-from ratchet.types import TensorSlot, WeightManifest
+from ratchet.types import WeightManifest
 
 DIGEST_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<qq")
@@ -25,24 +25,16 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def digest_parts(
-    slots: Sequence[TensorSlot], parts: Iterable[bytes | memoryview], num_bytes: int
-) -> bytes:
-    """Return the digest that a bucket has with these values in its slots, without packing it.
+def digests_of(parts: Iterable[bytes | memoryview]) -> tuple[bytes, ...]:
+    """Return the digest of each parameter of a bucket."""
+    return tuple(map(digest_of, parts))
 
-    Args:
-        slots: the slots of the bucket, by offset.
-        parts: the bytes of each slot.
-        num_bytes: the size of the bucket.
+
+def bucket_digest(digests: Sequence[bytes]) -> bytes:
+    """Return the digest of a bucket: over the digests of its parameters, in the order in which they
+    lie. So one pass over the bytes finds what is damaged and names it.
     """
-    hasher = xxhash.xxh3_128()
-    end = 0
-    for slot, part in zip(slots, parts, strict=True):
-        hasher.update(bytes(slot.offset - end))
-        hasher.update(part)
-        end = slot.offset + slot.num_bytes
-    hasher.update(bytes(num_bytes - end))
-    return hasher.digest()
+    return digest_of(b"".join(digests))
 
 
 def whole_digest(digests: Sequence[bytes]) -> str:

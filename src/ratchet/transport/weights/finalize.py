@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, WeightSink
 from ratchet.transport.weights.buckets import host_bytes, slot_bytes, view
-from ratchet.transport.weights.digest import check_trailer, digest_of, digest_parts, whole_digest
+from ratchet.transport.weights.digest import (
+    bucket_digest,
+    check_trailer,
+    digest_of,
+    digests_of,
+    whole_digest,
+)
 from ratchet.transport.weights.plan import slots_by_bucket
 from ratchet.types import PauseMode, TensorSlot, WeightManifest
 
@@ -39,14 +45,13 @@ class Arrived(NamedTuple):
     """uint8; belongs to the load until it is released"""
     digest: bytes
     slot_digests: tuple[bytes, ...]
-    """one per slot, to name a parameter by; empty where nothing is read back"""
+    """one per slot"""
 
     @classmethod
-    def inspect(cls, bucket: torch.Tensor, slots: Sequence[TensorSlot], *, each: bool) -> Arrived:
+    def inspect(cls, bucket: torch.Tensor, slots: Sequence[TensorSlot]) -> Arrived:
         """Compute the digests; takes a while for a large bucket, so not on the event loop."""
-        data = host_bytes(bucket)
-        parts = slot_bytes(data, slots) if each else ()
-        return cls(bucket, digest_of(data), tuple(map(digest_of, parts)))
+        digests = digests_of(slot_bytes(host_bytes(bucket), slots))
+        return cls(bucket, bucket_digest(digests), digests)
 
 
 class Arrivals(Protocol):
@@ -172,31 +177,20 @@ class _Load:
         """Read the engine's parameters back, tied and untied, and compare them with what was
         sent.
         """
-        for index, slots in enumerate(self._buckets):
-            names = [self._owners[slot.name][0] for slot in slots]
-            tensors = await self._sink.read(names)
-            compare = partial(self._compare, index, names, tensors)
+        for slots, digests in zip(self._buckets, self._slot_digests, strict=True):
+            expected = {
+                name: digest
+                for slot, digest in zip(slots, digests, strict=True)
+                for name in self._owners[slot.name]
+            }
+            tensors = await self._sink.read(list(expected))
+            compare = partial(self._compare, expected, tensors)
             await asyncio.to_thread(compare)  # noqa: TID251 - reads gigabytes
-            copies = [
-                (name, place)
-                for place, slot in enumerate(slots)
-                for name in self._owners[slot.name][1:]
-            ]
-            tensors = await self._sink.read([name for name, _ in copies]) if copies else ()
-            for (name, place), tensor in zip(copies, tensors, strict=True):
-                if digest_of(host_bytes(tensor)) != self._slot_digests[index][place]:
-                    raise self._differs(name)
 
-    def _compare(self, index: int, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-        parts = list(map(host_bytes, tensors))
-        size = self._manifest.bucket_bytes[index]
-        if digest_parts(self._buckets[index], parts, size) == self._digests[index]:
-            return
-        for name, part, expected in zip(names, parts, self._slot_digests[index], strict=True):
-            if digest_of(part) != expected:
+    def _compare(self, expected: Mapping[str, bytes], tensors: Sequence[torch.Tensor]) -> None:
+        for (name, digest), tensor in zip(expected.items(), tensors, strict=True):
+            if digest_of(host_bytes(tensor)) != digest:
                 raise self._differs(name)
-        msg = f"bucket {index} read back from the engine does not fit its slots"
-        raise WeightsMismatch(msg)
 
     def _differs(self, name: str) -> WeightsMismatch:
         return WeightsMismatch(

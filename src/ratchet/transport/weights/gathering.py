@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSource
-from ratchet.transport.weights.buckets import host_bytes, pack
-from ratchet.transport.weights.digest import digest_of, make_trailer, whole_digest
+from ratchet.transport.weights.buckets import host_bytes, pack, slot_bytes
+from ratchet.transport.weights.digest import bucket_digest, digests_of, make_trailer, whole_digest
 from ratchet.transport.weights.plan import slots_by_bucket
 from ratchet.types import WeightManifest
 
@@ -127,7 +127,7 @@ class Gathering:
     def _gather(self, part: int, bucket: torch.Tensor) -> None:
         slots = self._slots[part]
         pack(bucket, slots, self._source.read([slot.name for slot in slots]))
-        digest = digest_of(host_bytes(bucket))
+        digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), slots)))
         if self._digests.setdefault(part, digest) != digest:
             msg = f"the trainer's parameters in bucket {part} changed during the transfer"
             raise TransferFailed(msg)

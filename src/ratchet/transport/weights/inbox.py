@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet.errors import TransferFailed
@@ -29,13 +30,12 @@ class EngineStuck(TransferFailed):
 class Inbox:
     """The `Arrivals` of one transfer, made on the event loop."""
 
-    def __init__(self, buckets: Sequence[Sequence[TensorSlot]], *, each: bool) -> None:
+    def __init__(self, buckets: Sequence[Sequence[TensorSlot]]) -> None:
         self._buckets = buckets
-        self._each = each
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Arrived | bytes | BaseException] = asyncio.Queue()
+        self._items: asyncio.Queue[torch.Tensor | bytes | BaseException] = asyncio.Queue()
         self._room = threading.Semaphore(NUM_STAGING)
-        self._drained = threading.Event()
+        self._num_taken = 0
         self.has = 0
         """parts that were handed over: the buckets, in order, and the trailer; of the thread"""
 
@@ -56,9 +56,8 @@ class Inbox:
         self._room.release()
 
     def put_bucket(self, bucket: torch.Tensor) -> None:
-        """Hand the next bucket over, with its digests."""
-        if not self._drained.is_set():
-            self._put(Arrived.inspect(bucket, self._buckets[self.has], each=self._each))
+        """Hand the next bucket over."""
+        self._put(bucket)
         self.has += 1
 
     def put_trailer(self, trailer: bytes) -> None:
@@ -66,18 +65,21 @@ class Inbox:
         self._put(trailer)
         self.has += 1
 
-    def _put(self, item: Arrived | bytes) -> None:
+    def _put(self, item: torch.Tensor | bytes) -> None:
         self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     # --- on the event loop
 
     async def bucket(self) -> Arrived:
-        """Return the next bucket."""
+        """Return the next bucket, with its digests: computed here, while the next one travels."""
         item = await self._next()
-        if not isinstance(item, Arrived):
+        if isinstance(item, bytes):
             msg = "the trailer came before the last bucket"
             raise TransferFailed(msg)
-        return item
+        slots = self._buckets[self._num_taken]
+        self._num_taken += 1
+        inspect = partial(Arrived.inspect, item, slots)
+        return await asyncio.to_thread(inspect)  # noqa: TID251 - reads gigabytes
 
     async def trailer(self) -> bytes:
         """Return the trailer."""
@@ -94,7 +96,6 @@ class Inbox:
 
     def drain(self) -> None:
         """Drop what is still to come; the thread goes on to the end of the transfer."""
-        self._drained.set()
         self._room.release(len(self._buckets) + 1)
 
     def ended(self, taken: asyncio.Future[None]) -> None:
@@ -103,7 +104,7 @@ class Inbox:
         if error is not None:
             self._items.put_nowait(error)
 
-    async def _next(self) -> Arrived | bytes:
+    async def _next(self) -> torch.Tensor | bytes:
         item = await self._items.get()
         if isinstance(item, BaseException):
             raise item

@@ -97,7 +97,7 @@ class Receiver:
             with contextlib.suppress(TransferFailed):
                 await link.run(lambda: announce(link, route, 1, ready, Deadline(route.timeout_s)))
             raise
-        inbox = Inbox(slots_by_bucket(manifest), each=self._config.verify)
+        inbox = Inbox(slots_by_bucket(manifest))
         host = host_id() if self._config.shared_memory else ""
         taken = link.run(lambda: _take(link, manifest, route, inbox, host))
         taken.add_done_callback(inbox.ended)

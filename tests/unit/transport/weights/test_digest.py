@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.transport.weights.digest import (
+    bucket_digest,
     check_trailer,
     digest_of,
-    digest_parts,
+    digests_of,
     make_trailer,
     trailer_bytes,
     whole_digest,
 )
-from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
+from ratchet.transport.weights.plan import make_manifest
 from ratchet.types import WeightManifest
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,15 +39,11 @@ def test_known_values() -> None:
     )
 
 
-@unhurried
-@given(st.lists(st.binary(max_size=200), min_size=1, max_size=8))
-def test_parts_have_the_digest_of_the_packed_bucket(parts: list[bytes]) -> None:
-    manifest = manifest_of(*map(len, parts), bucket_bytes=10_000)
-    (slots,) = slots_by_bucket(manifest)
-    packed = bytearray(manifest.bucket_bytes[0])
-    for slot, part in zip(slots, parts, strict=True):
-        packed[slot.offset : slot.offset + slot.num_bytes] = part
-    assert digest_parts(slots, parts, len(packed)) == digest_of(bytes(packed))
+def test_the_digest_of_a_bucket_is_over_those_of_its_parameters() -> None:
+    digests = digests_of([b"", b"ratchet", memoryview(b"a")])
+    assert digests == (digest_of(b""), digest_of(b"ratchet"), digest_of(b"a"))
+    assert bucket_digest(digests) == xxhash.xxh3_128_digest(b"".join(digests))
+    assert bucket_digest(digests) != bucket_digest(digests[::-1])
 
 
 @unhurried

@@ -35,7 +35,7 @@ class Stage:
         ):
             bucket = torch.zeros(size, dtype=torch.uint8)
             pack(bucket, slots, [self.tensors[slot.name] for slot in slots])
-            self.buckets.append(Arrived.inspect(bucket, slots, each=True))
+            self.buckets.append(Arrived.inspect(bucket, slots))
         self.digests = [arrived.digest for arrived in self.buckets]
         self.lost_at: int | None = None
         self.num_taken = 0
@@ -131,7 +131,7 @@ def test_a_damaged_bucket_is_never_stamped(bucket: int) -> None:
     damaged = stage.buckets[bucket]
     damaged.bucket[3] ^= 4
     slots = slots_by_bucket(stage.manifest)[bucket]
-    stage.buckets[bucket] = Arrived.inspect(damaged.bucket, slots, each=True)
+    stage.buckets[bucket] = Arrived.inspect(damaged.bucket, slots)
     with pytest.raises(WeightsMismatch, match=f"bucket {bucket} of 8"):
         stage.load()
     assert "stamp" not in stage.events
