@@ -4,14 +4,16 @@ Run: python benchmarks/weights.py [--rounds 3] [--receivers 1 3] [--buckets 16 6
      [--kinds broadcast p2p shared]
 
 Every engine is a process. The floors do nothing but move bytes, no gathering, no digests, no
-engine: `broadcast` and `p2p` a bare loop of gloo over the same buckets, `shared` a copy of the model
-in all engine processes at once. Rounds of the floors, of syncs with read-back verification and of
-syncs without alternate in one run, so that whatever else the machine does meets all of them alike.
+engine: `broadcast` and `p2p` a bare loop of gloo over the same buckets, `shared` a copy of the
+model in all engine processes at once. Rounds of the floors, of syncs with read-back verification
+and of syncs without alternate in one run, so that whatever else the machine does meets all alike.
 
-Whole: from the plan until every engine says that it is loaded, by the trainer's clock. Moved: from
-the plan until the last engine has everything, before it writes the last of it. Paused: the longest
-pause of an engine, as a share of the whole. Memory: peak resident memory in the first sync, above
-what it was before, of the trainer and of the engine that took most; shared memory counts at both.
+Whole: from the plan until every engine says that it is loaded, by the trainer's clock. Waited: how
+long the engine that waited longest did so for buckets, the rest of a load being its own. Paused:
+the longest pause of an engine, as a share of the whole. CPU: seconds of all processes together in
+one sync, and in its floor; they say what a sync costs where the machine has other work as well.
+Memory: peak resident memory in the first sync, above what it was before, of the trainer and of the
+engine that took most; shared memory counts at both.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ async def throughput(
     cells = [Cell(kind, verify) for kind in kinds for verify in (True, False)]
     senders: dict[Cell, WeightSender] = {}
     results: dict[Cell, list[Result]] = defaultdict(list)
-    floors: dict[str, list[float]] = defaultdict(list)
+    floors: dict[str, list[Result]] = defaultdict(list)
     for number in range(rounds + 1):  # the first one warms everything up
         for cell in cells:
             config = cell.config(bucket_mib)
@@ -74,20 +76,21 @@ async def throughput(
 
 
 def report(
-    num_receivers: int, bucket_mib: float, cell: Cell, results: list[Result], floors: list[float]
+    num_receivers: int, bucket_mib: float, cell: Cell, results: list[Result], floors: list[Result]
 ) -> None:
     first, *later = results
-    floor = statistics.median(floors)
-    whole, moved, paused = (
+    floor = statistics.median(f.wall_s for f in floors)
+    whole, waited, paused, cpu = (
         statistics.median(getattr(result, name) for result in later)
-        for name in ("wall_s", "moved_s", "paused_s")
+        for name in ("wall_s", "waited_s", "paused_s", "cpu_s")
     )
     gigabytes = sum(first.sizes) / 1e9
     print(
         f"{num_receivers} x {cell.kind:9} {bucket_mib:4g} MiB x {len(first.sizes):3}"
         f" {'verified' if cell.verify else 'unverified':10}: floor {gigabytes / floor:5.2f} GB/s,"
         f" whole {gigabytes / whole:5.2f} ({floor / whole:4.0%}),"
-        f" moved {gigabytes / moved:5.2f} ({floor / moved:4.0%}), paused {paused / whole:4.0%},"
+        f" waited {waited / whole:4.0%}, paused {paused / whole:4.0%},"
+        f" cpu {cpu:4.2f} s (floor {statistics.median(f.cpu_s for f in floors):4.2f}),"
         f" memory {first.trainer_mib:4.0f} and {first.engine_mib:4.0f} MiB",
         flush=True,
     )
@@ -105,7 +108,7 @@ async def latency(num_receivers: int, kinds: Sequence[str], rounds: int) -> None
             floor = fleet.floor(FLOORS[kind], result.sizes)
             if number >= 5:
                 results.append(result)
-                floors.append(floor)
+                floors.append(floor.wall_s)
         walls = sorted(result.wall_s * 1e3 for result in results)
         pauses = [result.paused_s * 1e3 for result in results]
         print(
