@@ -67,6 +67,11 @@ class Plan:
         return any(isinstance(fault, f.Crash) for fault in self.faults)
 
     @property
+    def delays_bytes(self) -> bool:
+        """What was written may be read much later."""
+        return any(isinstance(fault, f.Silence | f.SlowReader) for fault in self.faults)
+
+    @property
     def blinds(self) -> bool:
         """Somebody may not hear of an end in time."""
         return any(isinstance(fault, f.Freeze | f.Silence | f.SlowReader) for fault in self.faults)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.simulation.disk import fail
 
-from ratchet.actors.role import REGISTRY, TRAINER
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER
 from ratchet.actors.trainer import RepeatRequest
 from ratchet.messages import Message, StopTraining
 
@@ -166,7 +166,7 @@ class DoubleStart(Fault):
 
 @dataclass(frozen=True)
 class RepeatRequests(Fault):
-    """What the trainers say is late, and they ask for their batches again and again meanwhile."""
+    """What the trainers tell the buffer is late, and meanwhile they ask it again and again."""
 
     for_s: float
     times: int
@@ -176,7 +176,7 @@ class RepeatRequests(Fault):
 
     async def _repeat(self, world: World) -> None:
         for name in {trainer.name: None for trainer in world.trainers}:
-            world.network.silence(name, self.for_s, inward=False, outward=True)
+            world.network.wire.hold(name, BUFFER, self.for_s)
         for _ in range(self.times):
             for trainer in world.trainers:
                 if not trainer.end.event.is_set():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.simulation import supervision
+from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY
@@ -91,9 +92,7 @@ class Watch:
         self._claims: dict[int, int] = {}
         self._batched: dict[int, int] = {}
         self._num_seen = 0
-        self._frozen: dict[str, float] = {}
-        """since when, as seen from here, by incarnation"""
-        self._delays_bytes = any(f.kind in {"SlowReader", "Silence"} for f in plan.faults)
+        self._links = Links(world.network, exact=not plan.delays_bytes)
         self._aborting = {fault.kind for fault in plan.faults} & _ABORTS
         world.network.observers.append(self.observe)
         world.crashes.append(self._crashed)
@@ -137,7 +136,8 @@ class Watch:
         self._waits_end()
         self._num_seen += 1
         if self._num_seen % _EVERY == 0:
-            self._links_are_kept()
+            for problem in self._links.check():
+                self._expect(False, *problem)
 
     def _expect(self, holds: bool, invariant: str, detail: str) -> None:
         if not holds:
@@ -198,29 +198,6 @@ class Watch:
         waits = row is not None and (row.state, row.attempt) == ("claimed", attempt)
         ended = self._world.ended.event.is_set()
         self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
-
-    def _links_are_kept(self) -> None:
-        """What waits for a peer comes back after its time; a silent peer is given up."""
-        now, limits = self._loop.now, self._world.network.limits
-        slack_s = 3 * limits.heartbeat_s
-        patience_s = 1.3 * limits.dead_s + slack_s
-        living = self._world.network.living()
-        for host in living.values():
-            if host.process.runs:
-                self._frozen.pop(host.incarnation, None)
-            else:
-                self._frozen.setdefault(host.incarnation, now)
-        for name, host in living.items():
-            if not host.process.runs or host.thawed_at > now - patience_s:
-                continue
-            overdue = host.process.local(now) - slack_s
-            for peer in host.node._peers.values():
-                queues = [lane.queue for lane in peer.session._lanes]
-                late = [q[0] for q in queues if q and not q[0].begun and q[0].deadline < overdue]
-                self._expect(not late, "I6", f"{name} still wants to tell {peer.name} something")
-                silent = self._frozen.get(peer.incarnation or "", now) < now - patience_s
-                held = silent and peer.connected and not self._delays_bytes
-                self._expect(not held, "I6", f"{name} holds on to {peer.name}, which is silent")
 
     def _engines_only_forward(self) -> None:
         for worker in self._world.lives:
@@ -340,7 +317,8 @@ class Watch:
         if self._world.network.alive(REGISTRY) or self._plan.blinds:
             return
         # a worker is started again and again, and waits for a registry each time
-        left = [name for name in self._world.network.living() if not name.startswith("rollout")]
+        again = ("rollout", "launcher")
+        left = [name for name in self._world.network.living() if not name.startswith(again)]
         self._expect(not left, "I7", f"the registry is gone, and {left} go on")
 
     def _nothing_crashed(self) -> None:

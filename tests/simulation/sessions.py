@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from ratchet.transport.mailbox.base import Recipient, Ref
 from ratchet.transport.mailbox.codec import Envelope
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
-from ratchet.transport.mailbox.peer import Peer
+from ratchet.transport.mailbox.peer import Peer, SessionKey
 
 Observer = Callable[[str, str, Message], None]
 
@@ -61,7 +62,7 @@ class Host:
         self.system.book.learn(REGISTRY, f"unix:/{REGISTRY}")
         self.node = self.process.call(self._open, network)
 
-    def _open(self, network: Network) -> Node:
+    def _open(self, network: Network) -> _Node:
         node = _Node(
             network,
             name=self.name,
@@ -184,11 +185,14 @@ class _Node(Node):
     ) -> None:
         self._network = network
         self._from = "?"
+        self.num_delivered: Counter[SessionKey] = Counter()
+        """messages, all of which fit into one piece here"""
         self._actor = local
         super().__init__(local=self._noted, **kwargs)
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
         self._from = peer.name
+        self.num_delivered[peer.session_key] += len(envelopes)
         super().deliver(peer, envelopes)
 
     def _noted(self, name: str) -> Ref | None:

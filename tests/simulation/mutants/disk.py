@@ -49,7 +49,7 @@ def number_told_before_it_is_synced() -> Patches:
 def told_before_the_ledger() -> Patches:
     def postponed(self: Any) -> None:
         self._flushes = getattr(self, "_flushes", 0) + 1
-        if self._flushes % 20 == 0:
+        if self._flushes % 500 == 0:
             flush(self)
 
     flush = GroupTable.flush

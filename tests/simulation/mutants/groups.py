@@ -9,7 +9,6 @@ from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.weights import FakeReceiver, digest_of
 
 from ratchet.actors.buffer import BufferActor
-from ratchet.actors.generation import Generator
 from ratchet.actors.group_table import GroupTable
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
@@ -116,18 +115,6 @@ def prompt_twice() -> Patches:
 @mutant("a lost reply trains a group twice (miles#1334)", seed=None)
 def any_batch_is_trained() -> Patches:
     return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
-
-
-@mutant("a straggler has no deadline (NeMo-RL#3238)", seed=None)
-def straggler_without_a_deadline() -> Patches:
-    run_group = Generator.run_group
-
-    async def patient(self: Any, assignment: Any) -> Any:
-        rollout = self.config.rollout.model_copy(update={"group_timeout_s": 1e9})
-        config = self.config.model_copy(update={"rollout": rollout})
-        return await run_group(Generator(config, self.engine, self.scorer), assignment)
-
-    return [(Generator, "run_group", patient)]
 
 
 @mutant("a group is torn apart (NeMo-RL#3469)", seed=None)
