@@ -18,6 +18,7 @@ import asyncio
 import heapq
 import random
 import selectors
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
@@ -158,6 +159,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
         self.stopped: list[Process] = []
         """processes that were ever stopped, or have died"""
+        self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.ending = False
         """the simulation is over, and what is left of it is being cancelled"""
 
@@ -228,7 +232,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Create a task of the process that asks, also in a context of its own."""
         if context is not None and current_process not in context:
             context.run(current_process.set, current_process.get())
-        return super().create_task(coro, name=name, context=context)
+        task = super().create_task(coro, name=name, context=context)
+        self._tasks[task] = None
+        return task
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """What `asyncio.all_tasks` returns, but in the order in which they began."""
+        return [task for task in self._tasks if not task.done()]
 
     def _run_once(self) -> None:
         if self._order is not None and len(self._ready) > 1:  # type: ignore[has-type]
@@ -269,7 +279,7 @@ def run_virtual(
             return await main
         finally:  # tasks of the dead end as well, but not before the end of everything
             loop.ending = True
-            for task in asyncio.all_tasks():
+            for task in loop.tasks():
                 if task is not asyncio.current_task():
                     task.cancel()
             for process in loop.stopped:

@@ -93,3 +93,20 @@ def test_the_same_program_takes_the_same_course() -> None:
         return course
 
     assert run_virtual(main()) == run_virtual(main())
+
+
+def test_what_is_left_at_the_end_is_cancelled_in_the_order_in_which_it_began() -> None:
+    cancelled: list[int] = []
+
+    async def linger(number: int) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.append(number)
+
+    async def main() -> None:
+        main.left = [asyncio.create_task(linger(number)) for number in range(20)]  # type: ignore[attr-defined]
+        await asyncio.sleep(1)
+
+    run_virtual(main())
+    assert cancelled == list(range(20))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from tests.helpers.config import small_config
@@ -205,3 +209,35 @@ def test_steps_that_are_not_finite_are_skipped_and_too_many_end_the_run() -> Non
     assert summary["status"] == "failed"
     assert "3 steps in a row were not finite" in summary["reason"]
     assert len([v for v in world.store.records() if v.state == "live"]) == 3
+
+
+DIGESTS = """
+import hashlib, re, sys
+from tests.simulation.draw import draw
+from tests.simulation.simulate import run
+
+for seed in map(int, sys.argv[1:]):
+    outcome = run(draw(seed))
+    events = sorted(outcome.logs.items())
+    text = re.sub("0x[0-9a-f]+", "", repr((outcome.trace, events, outcome.problems)))
+    print(seed, len(outcome.trace), hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def test_a_seed_means_the_same_in_every_interpreter() -> None:
+    """Hashes and addresses differ between the two, and the worlds come in another order."""
+    seeds = ["5002", "5009", "5028"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIGESTS, *order],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed, order in (("1", seeds), ("2", seeds[::-1]))
+    ]
+    first, second = ((each.communicate()[0] or "").splitlines() for each in running)
+    assert [each.returncode for each in running] == [0, 0]
+    assert len(first) == len(seeds)
+    assert first == second[::-1]

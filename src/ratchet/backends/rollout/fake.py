@@ -66,7 +66,7 @@ class FakeEngine:
         self._paused = False
         self._closed = False
         self._ready = asyncio.Event()
-        self._in_flight: set[asyncio.Future[Completion]] = set()
+        self._in_flight: dict[asyncio.Future[Completion], None] = {}  # ordered, as a set is not
         self._running = 0
         self._generated_tokens = 0
         self._busy_s, self._paused_s, self._counted_until = 0.0, 0.0, 0.0
@@ -92,12 +92,12 @@ class FakeEngine:
         pause_s = self._delay_s(prompt_ids, params) / params.max_tokens
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
-        self._in_flight.add(future)
+        self._in_flight[future] = None
         task = loop.create_task(self._produce(tuple(prompt_ids), params, pause_s, future))
         try:
             return await future
         finally:
-            self._in_flight.discard(future)
+            self._in_flight.pop(future, None)
             task.cancel()
 
     def encode(self, text: str) -> list[int]:

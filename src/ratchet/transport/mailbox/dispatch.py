@@ -57,7 +57,7 @@ class Dispatcher:
         self._calls = calls
         self._dead_letters = dead_letters
         self._limits = limits
-        self._answering: set[asyncio.Future[Any]] = set()
+        self._answering: dict[asyncio.Future[Any], None] = {}  # ordered, as a set is not
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
         """Handle envelopes in order, each under its own trace."""
@@ -156,13 +156,13 @@ class Dispatcher:
         if reply.done():
             self._answer(peer, asked_in, envelope.ask_id, reply)
         else:
-            self._answering.add(reply)
+            self._answering[reply] = None
             reply.add_done_callback(partial(self._answer, peer, asked_in, envelope.ask_id))
 
     def _answer(
         self, peer: Peer, asked_in: SessionKey, ask_id: int, reply: asyncio.Future[Message]
     ) -> None:
-        self._answering.discard(reply)
+        self._answering.pop(reply, None)
         envelope = _to_answer(ask_id, reply)
         if peer.session_key == asked_in:
             # an answer follows on nothing but its question: a long one may leave the control lane

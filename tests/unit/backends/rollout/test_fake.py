@@ -77,6 +77,28 @@ def test_the_script_decides_how_long_it_takes_and_whether_it_fails() -> None:
     run(scenario())
 
 
+def test_a_close_fails_what_is_in_flight_in_the_order_of_its_start() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(delay_s=lambda *_: 60.0)
+        await engine.start()
+        await engine.stamp(0)
+        failed: list[int] = []
+
+        async def generate(number: int) -> None:
+            with pytest.raises(GenerationFailed, match="closed"):
+                await engine.generate([number], PARAMS)
+            failed.append(number)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(generate(number))
+            await asyncio.sleep(0)
+            await engine.close()
+        assert failed == list(range(20))
+
+    run(scenario())
+
+
 def test_it_needs_no_torch() -> None:
     script = """
 import asyncio, sys
