@@ -46,7 +46,7 @@ class Fleet:
         num_engines: int = 1,
         *,
         bucket_mib: float = WHOLE,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         verify: bool = True,
         aliases: Mapping[str, str] | None = None,
     ) -> None:

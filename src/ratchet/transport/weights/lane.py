@@ -91,6 +91,7 @@ class Lane:
     def _meet(self) -> dict[int, Ready]:
         """Return what the engines that lack something say."""
         self.link.check()
+        self.link.store(self._deadline)  # to connect takes nobody's time but the trainer's
         deadline = self._deadline.within(self._limit_s)
         came, lost = gather_ready(
             self.link, self._plan.point, self._number, self._engines, self._left, deadline
