@@ -196,7 +196,7 @@ class Watch:
     def _is_judged(self, group_id: int, attempt: int) -> None:
         row = self._world.ledger.group(group_id)
         waits = row is not None and (row.state, row.attempt) == ("claimed", attempt)
-        ended = self._world.ended.event.is_set()
+        ended = self._world.ended.event.is_set() or self._world.ends[BUFFER].event.is_set()
         self._expect(ended or not waits, "I3", f"the finish of group {group_id} was forgotten")
 
     def _engines_only_forward(self) -> None:

@@ -173,6 +173,8 @@ class TrainerActor(RoleActor[_Inbox]):
             case RoleLeft():
                 if self._engines.get(message.role.name) == message.role:
                     del self._engines[message.role.name]
+                if not self._engines and self._stop_reason is None:
+                    self._engine_there.clear()
             case RepeatRequest():
                 if self._batch is not None and not self._batch.done():
                     self._request_batch()
@@ -230,6 +232,7 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._transferred()
         while self._publisher.live is None and self._stop_reason is None:
             await asyncio.sleep(_RETRY_S)
+            await self._engine_there.wait()  # without one, every try would burn a number
             self._publish_again()
             await self._transferred()
 

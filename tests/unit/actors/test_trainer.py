@@ -610,6 +610,24 @@ def test_the_first_version_is_tried_until_an_engine_takes_it() -> None:
     scenario(body)
 
 
+def test_without_an_engine_no_number_is_burnt() -> None:
+    async def body(world: World) -> None:
+        world.engines["rollout-0"] = fails
+        await asyncio.sleep(SEND_S + 0.5)
+        world.rollouts = ()
+        await world.tell(RoleLeft(E0, "killed"))
+        await asyncio.sleep(2 * SEND_S)
+        burnt = len(world.of("burn"))
+        await asyncio.sleep(BATCH_TIMEOUT_S / 2)
+        assert len(world.of("burn")) == burnt
+        world.rollouts = (E1,)
+        await world.tell(RoleJoined(E1))
+        await world.until_request(1)
+        assert len(world.of("burn")) == burnt
+
+    scenario(body)
+
+
 # --- the end
 
 
