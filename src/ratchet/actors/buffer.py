@@ -210,8 +210,10 @@ class BufferActor(RoleActor[_Inbox]):
         self._arm_leases()
 
     def _arm_leases(self) -> None:
+        if self._lease_timer:
+            return
         end = self._table.next_lease_end()
-        if end is not None and not self._lease_timer:
+        if end is not None:
             self.after(max(0.0, end - self.now()), CheckLeases())
             self._lease_timer = True
 
