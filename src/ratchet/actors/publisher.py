@@ -268,6 +268,8 @@ class Publisher:
                 for engine, r in done.loaded.items()
             },
             failed={engine.name: detail for engine, detail in done.failed.items()},
+            shared_memory=list(done.sent.shared) if done.sent else [],
+            not_shared=done.sent.not_shared if done.sent else "",
         )
         loaded = tuple(engine.name for engine in done.loaded)
         return Published(done.version, loaded, tuple(done.failed), seconds, metrics)

@@ -561,6 +561,22 @@ def test_a_step_ends_a_catch_up_and_the_next_transfer_is_for_all() -> None:
     scenario(body)
 
 
+def test_who_stands_in_line_while_a_number_is_reserved_waits_for_its_transfer() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        catching_up = [asyncio.ensure_future(world.publisher.catch_up(LATE)) for _ in range(2)]
+        await asyncio.sleep(1)
+        await world.step(1)
+        await asyncio.sleep(1)
+        assert not catching_up[1].done()
+        await world.publisher.transfer()  # it is not among those that the number was reserved for
+        assert await catching_up[1] is not None
+        assert world.publisher.holders.keys() == {"rollout-0", "rollout-1", "rollout-2"}
+        await catching_up[0]
+
+    scenario(body)
+
+
 def test_a_step_does_not_wait_for_an_engine_that_has_everything_and_does_not_answer() -> None:
     async def body(world: World) -> None:
         await world.publish(0)
@@ -691,6 +707,8 @@ def test_each_sync_is_one_event_with_its_cost_by_engine() -> None:
             "seconds": SEND_S + 1,
             "engines": {"rollout-0": {"move_s": 0.1, "load_s": 0.2, "paused_s": 0.3}},
             "failed": {"rollout-1": "no room"},
+            "shared_memory": [],
+            "not_shared": "",
         }
         world.engines = {}
         await world.publisher.catch_up(E1)

@@ -92,6 +92,10 @@ class SendReport(NamedTuple):
     move_s: float
     lost: Mapping[str, str] = {}
     """engines, as they were planned, that did not get everything, and why"""
+    shared: Sequence[str] = ()
+    """engines that were to take it from shared memory, on this host"""
+    not_shared: str = ""
+    """why engines on this host that could were sent it as the others are, if they were"""
 
 
 class LoadReport(NamedTuple):

@@ -167,7 +167,8 @@ class Sender:
                 self._abandon(gathering, transfer)
             self._keep_links(transfer)
         self._neighbours.note(lanes)
-        return _report(gathering, lanes, transfer, asyncio.get_running_loop().time() - start)
+        report = _report(gathering, lanes, transfer, asyncio.get_running_loop().time() - start)
+        return report._replace(not_shared=self._neighbours.failure)
 
     def leave(self, engine: str, reason: str) -> None:
         """Wait for this engine no longer. A bucket on its way to it is waited for all the same, as
@@ -244,4 +245,5 @@ def _report(
         gather_s=gathering.gather_s,
         move_s=max(0.0, seconds - gathering.gather_s),
         lost=lost,
+        shared=transfer.lanes[SHARED].engines if SHARED in transfer.lanes else (),
     )
