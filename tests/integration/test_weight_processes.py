@@ -407,6 +407,7 @@ def test_once(scenario: Scenario) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("scenario", ONCE, ids=lambda scenario: scenario.__name__)
-def test_ten_times(scenario: Scenario, transport: str) -> None:
-    for _ in range(10):
-        play(scenario, transport)
+@pytest.mark.parametrize("time", range(10))
+def test_ten_times(scenario: Scenario, transport: str, time: int) -> None:
+    del time
+    play(scenario, transport)
