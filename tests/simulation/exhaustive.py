@@ -1,420 +1,29 @@
 """Every interleaving of one publish with one finish, one claim, one batch and one crash.
 
 `python -m tests.simulation.exhaustive [SCENARIO ...]` explores scenarios whole and prints what they
-took. Each begins where version 0 is live, its worker holds it and has groups in flight, and the
-trainer waits for a batch. From there on a depth-first search chooses each event of `SmallNetwork`,
-replaying from the start, until nothing is left that the scenario lets happen; then the rest runs to
-its end, oldest first, and the invariants are checked as in random worlds.
-
-Three things make it small, and lose nothing:
-
-* An actor is deterministic, learns of others by deliveries only, and time stands still. So the
-  histories of all lives, each the sequence of its own events with what they brought, determine the
-  global state: orders that differ only between processes meet in one state, explored once. The
-  histories after an event are known before it happens, so what was seen is not replayed.
-* Registry and buffer are plain data between two events. States in which their fields, their files,
-  all links, and the histories of the other lives are the same are one state.
-* A delivery that its actor does nothing with commutes with all others, and happens at once.
-
-What stays outside: the order in which the tasks of one process run between two events, as each
-event is followed up until nothing is ready; and deadlines, which pass in the rest only.
+took. A depth-first search chooses each event of a small world, until nothing is left that the
+scenario lets happen. Each such end is replayed in a `SmallWorld`, whose rest then runs, and the
+invariants are checked as in random worlds.
 """
 
 from __future__ import annotations
 
-import itertools
+import random
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
-from tests.helpers.config import small_config
-from tests.simulation.invariants import _distance, _is_a_life
-from tests.simulation.small_world import (
-    Event,
-    GatedBackend,
-    GatedEngine,
-    Life,
-    MailedReceiver,
-    MailedSender,
-    SmallNetwork,
-)
-from tests.simulation.weights import Wire
-from tests.simulation.world import KeptLedger, KeptVersions, Output, Scorer, World
+from tests.simulation.local_steps import LocalSteps, data_of, remains_of
+from tests.simulation.small_actors import NAMES, SCENARIOS
+from tests.simulation.small_checks import check
+from tests.simulation.small_network import Effect, Event, View, happen, hears
+from tests.simulation.small_world import SmallWorld, choices, is_silent
 
-from ratchet.actors.buffer import BufferActor
-from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, rollout_name
-from ratchet.actors.rollout import RolloutActor
-from ratchet.actors.trainer import TrainerActor
-from ratchet.actors.version_registry import VersionRegistry
-from ratchet.messages import BatchReady, ClaimPrompts, Message, RoleJoined, RoleLeft, VersionUpdated
-from ratchet.types import Prompt
-
-if TYPE_CHECKING:
-    from ratchet.actors.ref import LocalRef
-
-WORKER = rollout_name(0)
-_STEPS = 3
-_LONG_S = 5e3
-_MANY = 2000
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What is explored: besides all deliveries, which work may end, and who may die."""
-
-    work: frozenset[tuple[str, str]]
-    victim: str = ""
-    max_staleness: int = 0
-    capacity_factor: float = 2.0
-    restarts: bool = True
-    """its next life is part of what is explored, and not of the rest"""
-
-
-_PUBLISH = frozenset({(TRAINER, "forward 0"), (TRAINER, "step 1")})
-_FIRST = frozenset({(WORKER, "generation 0.1")})
-_BOTH = _FIRST | {(WORKER, "generation 1.1")}
-
-SCENARIOS = {
-    "tiny": Scenario(_BOTH),
-    "tiny crash": Scenario(_FIRST, victim=WORKER, capacity_factor=1.0, restarts=False),
-    "small": Scenario(_PUBLISH | _FIRST, capacity_factor=1.0),
-    "publish": Scenario(_PUBLISH | _BOTH),
-    "stale": Scenario(_PUBLISH | _BOTH, max_staleness=1),
-    "crash": Scenario(_PUBLISH | _FIRST, victim=WORKER, capacity_factor=1.0, restarts=False),
-    "base": Scenario(_PUBLISH | _FIRST, victim=WORKER, capacity_factor=1.0),
-    "worker": Scenario(_PUBLISH | _BOTH, victim=WORKER),
-    "trainer": Scenario(_PUBLISH | _FIRST, victim=TRAINER, capacity_factor=1.0),
-}
-
-
-class Parts(NamedTuple):
-    """What a test looks at in a process."""
-
-    engine: GatedEngine | None = None
-    receiver: MailedReceiver | None = None
-    backend: GatedBackend | None = None
-    sender: MailedSender | None = None
-    output: Output | None = None
-
-
-class SmallWorld:
-    """One replay: prepared when it is made."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.problems: list[str] = []
-        self.net = SmallNetwork()
-        self.config = small_config(
-            rollout={"num_workers": 1, "group_size": 1, "max_tokens": 2},
-            buffer={
-                "batch_groups": 1,
-                "capacity_factor": scenario.capacity_factor,
-                "max_staleness": scenario.max_staleness,
-            },
-            algorithm={"advantage": "mean"},
-            trainer={"num_steps": _STEPS, "batch_timeout_s": 1000.0},
-            eval={"num_prompts": 0},
-        )
-        self.wire = Wire(load_s=0.0)
-        self.store = KeptVersions.open(None)
-        self.ledger = KeptLedger.open(None)
-        self.batches: list[BatchReady] = []
-        self._heard: dict[Life, list[tuple[int, int]]] = {}
-        self._num_deaths = 0
-        self.net.observers.append(self._observe)
-        for name in (REGISTRY, BUFFER, WORKER, TRAINER):
-            self.begin(name)
-        while events := [event for event in self.net.enabled() if event.kind != "done"]:
-            self.net.do(events[0])
-        in_flight = self.ledger.counts()["claimed"]
-        assert in_flight == self.config.buffer.capacity, "the world is not prepared"
-        for life in self.net.lives:
-            life.history = 0
-
-    # --- processes
-
-    def begin(self, name: str) -> None:
-        """Start the next life of a process."""
-        start: Callable[[Life], LocalRef] = {
-            REGISTRY: self._registry,
-            BUFFER: self._buffer,
-            WORKER: self._worker,
-            TRAINER: self._trainer,
-        }[name]
-        self.net.begin(name, start)
-
-    def _registry(self, life: Life) -> LocalRef:
-        class Seen(VersionRegistry):
-            def on_start(self) -> None:
-                life.actor = self
-
-        return Seen.start(life.system, REGISTRY, store=self.store)
-
-    def _buffer(self, life: Life) -> LocalRef:
-        world = self
-
-        class Seen(BufferActor):
-            def on_start(self) -> None:
-                life.actor = self
-                world.table = self._table
-                super().on_start()
-
-        return Seen.start(
-            life.system,
-            self.net.role("buffer", life),
-            config=self.config,
-            prompts=[Prompt(f"p{i}", f"problem {i}") for i in range(9)],
-            ledger=self.ledger,
-        )
-
-    def _worker(self, life: Life) -> LocalRef:
-        engine = GatedEngine(self.net, life)
-        receiver = MailedReceiver(self.net, life, self.wire, TRAINER)
-        life.parts = Parts(engine=engine, receiver=receiver)
-        return RolloutActor.start(
-            life.system,
-            self.net.role("rollout", life),
-            config=self.config,
-            engine=engine,
-            receiver=receiver,
-            scorer=Scorer(),
-            eval_prompts=[],
-        )
-
-    def _trainer(self, life: Life) -> LocalRef:
-        backend, output = GatedBackend(self.net, life), Output()
-        sender = MailedSender(self.net, life, self.wire, lambda: backend.weights)
-        life.parts = Parts(backend=backend, sender=sender, output=output)
-        return TrainerActor.start(
-            life.system,
-            self.net.role("trainer", life),
-            config=self.config,
-            backend=backend,
-            sender=sender,
-            output=output,
-            warm_start_prompts=[],
-        )
-
-    # --- what may happen
-
-    def enabled(self) -> list[Event]:
-        """List what the scenario lets happen next, oldest first; a crash and a restart last."""
-        events = [
-            event
-            for event in self.net.enabled()
-            if event.kind != "done"
-            or (
-                self.net.newest[event.process].number == 0
-                and (event.process, event.what) in self.scenario.work
-            )
-        ]
-        victim = self.scenario.victim
-        if victim and self.net.newest[victim].number == 0:
-            if self.net.newest[victim].alive:
-                events.append(Event("crash", victim))
-            elif self.scenario.restarts:
-                events.append(Event("restart", victim))
-        return events
-
-    def do(self, event: Event) -> None:
-        """Let it happen, and look."""
-        if event.kind == "restart":
-            self.begin(event.process)
-        else:
-            self._num_deaths += event.kind == "crash"
-            self.net.do(event)
-        num_open = self.table.num_open
-        self.expect(num_open <= self.config.buffer.capacity, f"I5: {num_open} groups are open")
-
-    def silent(self) -> Event | None:
-        """Return a delivery to an actor that does nothing with it, if there is one.
-
-        It commutes with everything, and only holds up what comes behind it: it need not wait.
-        """
-        for event in self.net.enabled():
-            message = self.net.head(event)
-            if isinstance(message, VersionUpdated) and event.process in (WORKER, TRAINER):
-                return event
-            news = isinstance(message, RoleJoined | RoleLeft) and event.process == WORKER
-            if news and message.role.name != BUFFER:
-                return event
-        return None
-
-    def histories(self, event: Event | None = None) -> int:
-        """Return a hash of the histories of all lives, now or after one more event."""
-        histories = {(life.name, life.number): life.history for life in self.net.lives}
-        if event is not None:
-            name, number, history = self.net.history_after(event)
-            histories[name, number] = history
-        return hash(frozenset(histories.items()))
-
-    def state(self) -> int:
-        """Return a hash of what determines everything that may follow; see the module."""
-        parts: list[Any] = []
-        for life in self.net.lives:
-            parts.append((life.name, life.number, life.alive, life.clean))
-            if life.name in (REGISTRY, BUFFER):
-                watches = [(name, len(them)) for name, them in life.watches.items()]
-                parts.append((_frozen(life.actor), sorted(life.asks.values()), watches))
-            else:
-                parts.append(life.history)
-        parts.append(self.ledger._sql.execute("SELECT * FROM groups").fetchall())
-        events = self.ledger._sql.execute("SELECT * FROM events ORDER BY group_id, rowid")
-        parts.append(events.fetchall())
-        parts.append(self.store.records())
-        parts.append(self.net.underway())
-        return hash(repr(parts))
-
-    def expect(self, holds: bool, problem: str) -> None:
-        """Note what does not hold."""
-        if not holds:
-            self.problems.append(problem)
-
-    def _observe(self, sender: Life, receiver: Life, message: Message) -> None:
-        if isinstance(message, VersionUpdated):
-            heard = self._heard.setdefault(receiver, [])
-            new = message.record.term, message.record.version
-            last = heard[-1] if heard else (0, -1)
-            forward = new[0] >= last[0] and new[1] > last[1]
-            self.expect(forward, f"I1: {receiver.name} heard {last}, then {new}")
-            heard.append(new)
-        elif isinstance(message, BatchReady):
-            self.batches.append(message)
-        elif isinstance(message, ClaimPrompts):
-            held = sender.parts.engine.stamped
-            self.expect(bool(held), f"I4: {sender.name} asks for prompts before weights")
-
-    # --- the end
-
-    def finish(self) -> None:
-        """Run what is left, oldest first, then the deadlines; check everything."""
-        net = self.net
-        for _ in range(_MANY):
-            if events := net.enabled():
-                self.do(events[0])
-            elif not net.newest[self.scenario.victim or WORKER].alive and not self.summaries:
-                self.begin(self.scenario.victim or WORKER)
-            elif not self._goes_on() or not net.loop.jump():
-                break
-        for check in (
-            self._ended_well,
-            self._staleness,
-            self._conservation,
-            self._versions,
-            self._stamps,
-        ):
-            try:
-                check()
-            except Exception as error:  # noqa: BLE001 - a check that cannot be made is a finding
-                self.problems.append(f"{check.__name__}: {type(error).__name__}: {error}")
-
-    def _goes_on(self) -> bool:
-        return any(life.alive for life in self.net.lives) and self.net.loop.now < _LONG_S
-
-    @property
-    def summaries(self) -> list[dict[str, Any]]:
-        """What the newest trainer wrote at its end."""
-        return self.net.newest[TRAINER].parts.output.summaries
-
-    def _ended_well(self) -> None:
-        summaries = self.summaries
-        done = [(s["status"], s["steps"]) for s in summaries]
-        self.expect(done == [("finished", _STEPS)], f"I7: the run ended with {summaries}")
-        for life in self.net.lives:
-            fine = life.end in (ORDERLY, "killed")
-            self.expect(fine, f"I7: {life.name}/{life.number} ended: {life.end or 'it hangs'}")
-            engine = life.parts.engine if life.parts else None
-            paused = engine is not None and engine._paused and life.end != "killed"
-            self.expect(not paused, f"I7: {life.name}/{life.number} is paused")
-        kills = sum(life.end == "killed" for life in self.net.lives)
-        self.expect(kills == self._num_deaths, f"I7: {kills} were killed")
-        self.expect(not self.net.leaks, f"I7: {self.net.leaks}")
-
-    def _staleness(self) -> None:
-        records = {record.version: record for record in self.store.records()}
-        handed = {(g.group_id, r.batch.step): g for r in self.batches for g in r.batch.groups}
-        for row in self.ledger.groups("trained"):
-            assert row.trained_version is not None
-            group = handed[row.group_id, row.trained_step or 0]
-            for version in group.versions:
-                stale = _distance(records, version, row.trained_version)
-                within = 0 <= stale <= self.scenario.max_staleness
-                self.expect(within, f"I2: group {row.group_id} is {stale} steps stale")
-            step = records[row.trained_version].step + 1
-            self.expect(step == row.trained_step, f"I2: step {row.trained_step}, not {step}")
-
-    def _conservation(self) -> None:
-        rows = self.ledger.groups()
-        twice = [k for k, n in Counter((r.prompt_id, r.epoch) for r in rows).items() if n > 1]
-        self.expect(not twice, f"I3: issued twice in an epoch: {twice}")
-        for row in rows:
-            events = [(event.event, event.detail) for event in self.ledger.events(row.group_id)]
-            names = [name for name, _ in events]
-            self.expect(names.count("trained") <= 1, f"I3: trained twice: {events}")
-            self.expect(_is_a_life(names), f"I3: group {row.group_id} went {events}")
-            pairs = itertools.pairwise(events)
-            torn = any(a == "batched" and b[1] == "stale" for (a, _), b in pairs)
-            fenced = self.scenario.victim == TRAINER
-            self.expect(fenced or not torn, f"I2: the verdicts on group {row.group_id} differ")
-        places = {
-            "issued": len(self.table._waiting),
-            "claimed": self.table.num_in_flight,
-            "finished": self.table.num_queued,
-            "batched": len(self.table.batched()),
-        }
-        counts = self.ledger.counts()
-        self.expect(places.items() <= counts.items(), f"I3: {places} and {counts}")
-        told = {row.group_id: row.attempt for row in rows if row.state == "trained"}
-        for life in self.net.lives:
-            if life.name == TRAINER:
-                applied = life.parts.backend.applied
-                again = len(applied) - len(set(applied))
-                self.expect(not again, f"I3: trained twice: {applied}")
-                last = life is self.net.newest[TRAINER]
-                missing = [key for key in applied[:-1] if last and told.get(key[0]) != key[1]]
-                self.expect(not missing, f"I3: trained, and not in the ledger: {missing}")
-
-    def _versions(self) -> None:
-        records = self.store.records()
-        numbers = [record.version for record in records]
-        self.expect(numbers == list(range(len(numbers))), f"I1: numbers {numbers}")
-        stamped = {}
-        for life in self.net.lives:
-            held = [] if life.name != WORKER else life.parts.engine.stamped
-            order = [version for version, _ in held]
-            self.expect(order == sorted(order), f"I1: an engine held {order}")
-            for version, weights in held:
-                same = (weights == self.wire.sent[version]).all()
-                self.expect(bool(same), f"I4: {life.name} holds other weights than {version}")
-                stamped[version] = weights
-        for record in records:
-            held_by_one = record.state != "live" or record.version in stamped
-            self.expect(held_by_one, f"I4: {record} was never held")
-            if record.version in self.wire.sent:
-                steps = int(self.wire.sent[record.version][0])
-                self.expect(steps == record.step, f"I8: {record} has {steps} steps in it")
-
-    def _stamps(self) -> None:
-        for ready in self.batches:
-            for group in ready.batch.groups:
-                try:
-                    World.check_group(self, group)  # type: ignore[arg-type]
-                except (AssertionError, KeyError) as error:
-                    self.problems.append(f"I4: {type(error).__name__} {error}")
-
-    def close(self) -> None:
-        """Let go of everything."""
-        self.net.close()
-        self.store._database.close()
-        self.ledger._database.close()
-
-
-Script = tuple[Any, ...]
-"""(script before, event): a path shares its beginning with those that branch off it"""
+Path = tuple[Any, ...]
+"""(path before, event): a path shares its beginning with those that branch off it"""
 
 
 @dataclass
@@ -423,158 +32,208 @@ class Report:
 
     scenario: str
     num_states: int = 0
-    num_replays: int = 0
+    num_steps: int = 0
+    """inputs that were given to one actor by itself"""
     num_ends: int = 0
     num_left: int = 0
     """branches that were left when it stopped"""
     cpu_s: float = 0.0
-    finals: set[str] = field(default_factory=set)
-    """what the ledger and the store hold after each path, in words"""
+    outcomes: set[str] = field(default_factory=set)
+    """what there is at each end, but for the order in which it came about"""
     problems: dict[str, list[Event]] = field(default_factory=dict)
     """each problem, with the first path to it"""
 
     def __str__(self) -> str:
         text = (
-            f"{self.scenario}: {self.num_states} states, {self.num_replays} replays,"
-            f" {self.num_ends} ends ({len(self.finals)} different), {self.cpu_s:.1f} s CPU"
+            f"{self.scenario}: {self.num_states} states, {self.num_steps} local steps,"
+            f" {self.num_ends} ends ({len(self.outcomes)} different), {self.cpu_s:.1f} s CPU"
         )
         return f"{text}, stopped with {self.num_left} branches left" if self.num_left else text
 
+    def end(self, world: SmallWorld, path: Path) -> None:
+        """Run the rest of a world, and check it."""
+        self.num_ends += 1
+        self.outcomes.add(_outcome(world))
+        world.rest()
+        self.found(check(world), path)
+
+    def found(self, problems: Iterable[str], path: Path) -> None:
+        """Note problems."""
+        for problem in problems:
+            self.problems.setdefault(problem, events_of(path))
+
+
+_BITS = 20
+"""of a state are the number of one process's view; more would be an error"""
+_MASK = (1 << _BITS) - 1
+_SHIFTS = {name: index * _BITS for index, name in enumerate(NAMES)}
+
+
+class _Turn(NamedTuple):
+    event: Event
+    change: int
+    """of the state, as far as this process goes"""
+    effects: tuple[tuple[int, int], ...]
+    """(shift of the process, effect)"""
+    problems: tuple[str, ...]
+
 
 class Search:
-    """A depth-first search of one scenario.
+    """A depth-first search of one scenario, each state once."""
 
-    Args:
-        name: of the scenario.
-        merge: explore a state once; without, each interleaving is a path of its own.
-    """
-
-    def __init__(self, name: str, *, merge: bool = True) -> None:
+    def __init__(self, name: str) -> None:
         self.report = Report(name)
         self._scenario = SCENARIOS[name]
-        self._merge = merge
-        self._histories: set[int] = set()
-        self._states: set[int] = set()
-        self._branches: list[tuple[int, Script]] = [(0, ())]
+        self._steps = LocalSteps(self._scenario)
+        self._views: dict[View, int] = {}
+        self._all_views: list[View] = []
+        self._effects: dict[Effect, int] = {}
+        self._all_effects: list[Effect] = []
+        self._turns: dict[int, list[_Turn]] = {}
+        self._changes: dict[tuple[int, int], int] = {}
+        world = SmallWorld(self._scenario, self._steps)
+        start = 0
+        for name, view in world.views.items():
+            start |= self._number(view) << _SHIFTS[name]
+        world.close()
+        self._seen = {start}
+        self._stack: list[tuple[int, Path]] = [(start, ())]
 
     def run(self, *, within_s: float = 1e9, until_found: bool = False) -> Report:
         """Go on until all is seen, for so many CPU seconds, or until the first problem."""
         report = self.report
         started = time.process_time() - report.cpu_s
-        while self._branches and report.cpu_s < within_s:
-            history, script = self._branches.pop()
-            if not (self._merge and history in self._histories):
-                self._replay(script)
+        while self._stack and report.cpu_s < within_s:
+            self._expand(*self._stack.pop())
             report.cpu_s = time.process_time() - started
-            report.num_left = len(self._branches)
+            report.num_left = len(self._stack)
+            report.num_steps = self._steps.num_run
             if report.problems and until_found:
                 break
         return report
 
-    def _replay(self, script: Script) -> None:
-        """Run a script, and go on along the oldest event that leads somewhere new."""
-        report = self.report
-        report.num_replays += 1
-        world = SmallWorld(self._scenario)
-        try:
-            for event in _events(script):
+    def close(self) -> None:
+        """Let go of the processes that are kept."""
+        self._steps.close()
+
+    def _expand(self, state: int, path: Path) -> None:
+        self.report.num_states += 1
+        is_end = True
+        for shift in _SHIFTS.values():
+            for turn in self._turns_of(state >> shift & _MASK):
+                is_end = False
+                if turn.problems:
+                    self.report.found(turn.problems, (path, turn.event))
+                    continue
+                after = state + turn.change
+                for other, effect in turn.effects:
+                    after += self._change_by(after >> other & _MASK, effect) << other
+                if after not in self._seen:
+                    self._seen.add(after)
+                    self._stack.append((after, (path, turn.event)))
+        if is_end:
+            self._end(path)
+
+    def _end(self, path: Path) -> None:
+        with closing(SmallWorld(self._scenario, self._steps)) as world:
+            for event in events_of(path):
                 world.do(event)
-                self._let_silent(world)
-            while not self._is_known(world) and not world.problems:
+            self.report.end(world, path)
+
+    def _turns_of(self, number: int) -> list[_Turn]:
+        turns = self._turns.get(number)
+        if turns is None:
+            view = self._all_views[number]
+            events = choices(self._scenario, view)
+            turns = self._turns[number] = [self._turn(number, event) for event in events]
+        return turns
+
+    def _turn(self, number: int, event: Event) -> _Turn:
+        view = self._all_views[number]
+        move = happen(view, event, self._steps)
+        effects = tuple(
+            (shift, self._effect(effect))
+            for target, effect in move.effects
+            if not is_silent(effect)
+            for name, shift in _SHIFTS.items()
+            if name == target or (not target and name != view.name)
+        )
+        change = self._number(move.view) - number << _SHIFTS[view.name]
+        return _Turn(event, change, effects, move.problems)
+
+    def _change_by(self, number: int, effect: int) -> int:
+        """Return by how much an effect changes the number of a view."""
+        change = self._changes.get((number, effect))
+        if change is None:
+            after = hears(self._all_views[number], self._all_effects[effect])
+            change = self._changes[number, effect] = self._number(after) - number
+        return change
+
+    def _number(self, view: View) -> int:
+        number = self._views.setdefault(view, len(self._views))
+        if number == len(self._all_views):
+            self._all_views.append(view)
+        return number
+
+    def _effect(self, effect: Effect) -> int:
+        number = self._effects.setdefault(effect, len(self._effects))
+        if number == len(self._all_effects):
+            self._all_effects.append(effect)
+        return number
+
+
+def explore_each_path(name: str) -> Report:
+    """Follow each interleaving by itself, in whole worlds: no state is merged with another."""
+    report = Report(name)
+    branches: list[Path] = [()]
+    while branches:
+        path = branches.pop()
+        with closing(SmallWorld(SCENARIOS[name])) as world:
+            for event in events_of(path):
+                world.do(event)
+            while events := world.choices():
                 report.num_states += 1
-                new = [(world.histories(event), event) for event in world.enabled()]
-                if not new:
-                    world.finish()
-                    report.num_ends += 1
-                    report.finals.add(_final(world))
-                    break
-                if self._merge:
-                    new = [(key, event) for key, event in new if key not in self._histories]
-                if not new:
-                    break
-                self._branches += [(key, (script, event)) for key, event in new[:0:-1]]
-                script = (script, new[0][1])
-                world.do(new[0][1])
-                self._let_silent(world)
-            for problem in world.problems:
-                report.problems.setdefault(problem, list(_events(script)))
-        finally:
-            world.close()
-
-    def _is_known(self, world: SmallWorld) -> bool:
-        if not self._merge:
-            return False
-        history = world.histories()
-        if history in self._histories:
-            return True
-        self._histories.add(history)
-        state = world.state()
-        known = state in self._states
-        self._states.add(state)
-        return known
-
-    def _let_silent(self, world: SmallWorld) -> None:
-        while self._merge and (event := world.silent()) is not None:
-            world.net.do(event, note=False)
+                branches += [(path, event) for event in events[1:]]
+                path = path, events[0]
+                world.do(events[0])
+            report.end(world, path)
+    return report
 
 
-def _events(script: Script) -> list[Event]:
+def walk(name: str, rng: random.Random) -> Report:
+    """Follow one interleaving, drawn at random, in a whole world."""
+    report = Report(name)
+    path: Path = ()
+    with closing(SmallWorld(SCENARIOS[name])) as world:
+        while events := world.choices():
+            path = path, rng.choice(events)
+            world.do(path[1])
+        report.end(world, path)
+    return report
+
+
+def events_of(path: Path) -> list[Event]:
+    """Return the events of a path."""
     events = []
-    while script:
-        script, event = script
+    while path:
+        path, event = path
         events.append(event)
     return events[::-1]
 
 
-_CONSTANT = {
-    *("system", "name", "log", "role", "actor_urn", "actor_inbox", "actor_stopped"),
-    *("_life", "_actor_ref", "_config", "_group_size", "_synchronous", "_capacity", "_numbers"),
-    *("_ledger", "_source", "_wall", "_store", "_run_name", "_started"),
-    *("_max_retries", "_max_reissues"),
-}
-"""Attributes of a registry or a buffer that do not change, or are looked at elsewhere."""
-
-
-def _frozen(value: Any) -> Any:
-    """Return the state of an actor as plain data; whatever is not known here raises."""
-    if value is None or isinstance(value, int | str | float | bytes | msgspec.Struct):
-        return value
-    if isinstance(value, Counter | set):
-        return sorted(dict(value).items() if isinstance(value, Counter) else value)
-    if isinstance(value, dict):
-        return [(_frozen(key), _frozen(one)) for key, one in value.items()]
-    if isinstance(value, list | tuple | deque):
-        return list(map(_frozen, value))
-    ours = type(value).__module__.startswith(("ratchet.actors", "ratchet.staleness"))
-    if not ours and not isinstance(value, BufferActor | VersionRegistry):
-        raise TypeError(f"{value!r} is part of a state")
-    slots = getattr(value, "__slots__", None)
-    fields = {slot: getattr(value, slot) for slot in slots} if slots else vars(value)
-    return [(name, _frozen(one)) for name, one in fields.items() if name not in _CONSTANT]
-
-
-def _final(world: SmallWorld) -> str:
-    ledger = world.ledger
-    groups = [
-        (
-            r.group_id,
-            r.attempt,
-            r.staleness,
-            [(e.event, e.detail) for e in ledger.events(r.group_id)],
-        )
-        for r in ledger.groups()
-    ]
-    versions = [(v.version, v.step, v.parent, v.state) for v in world.store.records()]
-    return repr((groups, versions))
+def _outcome(world: SmallWorld) -> str:
+    """Return all that an end is: the data inside, what was seen of it, what is on its way."""
+    lives = [(data_of(life, world.stage), remains_of(life)) for life in world.lives]
+    return repr((lives, [view._replace(local=0) for view in world.views.values()]))
 
 
 def main(names: list[str]) -> int:
-    """Explore whole scenarios; return the number of problems."""
+    """Explore whole scenarios, by name or `--all`; return the number of problems."""
     num_problems = 0
-    for name in names or SCENARIOS:
-        search = Search(name)
-        while search.run(within_s=search.report.cpu_s + 30).num_left:
-            sys.stderr.write(f"{search.report}\n")
+    for name in SCENARIOS if names == ["--all"] else names:
+        with closing(Search(name)) as search:
+            while search.run(within_s=search.report.cpu_s + 30).num_left:
+                sys.stderr.write(f"{search.report}\n")
         report = search.report
         sys.stdout.write(f"{report}\n")
         for problem, path in report.problems.items():
