@@ -93,6 +93,10 @@ class Watch:
         self._batched: dict[int, int] = {}
         self._num_seen = 0
         self._links = Links(world.network, exact=not plan.delays_bytes)
+        for fault in plan.faults:
+            if fault.kind == "Freeze":
+                late = fault.at + self._links.patience_s + world.network.limits.heartbeat_s
+                self._loop.call_in(None, late, self._look_at_links)
         self._aborting = {fault.kind for fault in plan.faults} & _ABORTS
         world.network.observers.append(self.observe)
         world.crashes.append(self._crashed)
@@ -136,8 +140,11 @@ class Watch:
         self._waits_end()
         self._num_seen += 1
         if self._num_seen % _EVERY == 0:
-            for problem in self._links.check():
-                self._expect(False, *problem)
+            self._look_at_links()
+
+    def _look_at_links(self) -> None:
+        for problem in self._links.check():
+            self._expect(False, *problem)
 
     def _expect(self, holds: bool, invariant: str, detail: str) -> None:
         if not holds:

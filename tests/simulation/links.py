@@ -25,23 +25,15 @@ class Links:
     def __init__(self, network: Network, *, exact: bool) -> None:
         self._network = network
         self._exact = exact
-        self._stopped: dict[str, float] = {}
-        """since when, as seen from here, by incarnation"""
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each invariant that is broken, and how."""
         now = self._network.loop.now
-        living = self._network.living().values()
-        for host in living:
-            if host.process.runs:
-                self._stopped.pop(host.incarnation, None)
-            else:
-                self._stopped.setdefault(host.incarnation, now)
-        for host in living:
+        for host in self._network.living().values():
             for peer in host.node._peers.values():
                 yield from self._counted(host, peer)
                 # who was stopped itself is about to look at the time
-                if host.process.runs and host.thawed_at < now - self._patience_s:
+                if host.process.runs and host.thawed_at < now - self.patience_s:
                     yield from self._in_time(host, peer)
 
     @property
@@ -49,8 +41,9 @@ class Links:
         return 3 * self._network.limits.heartbeat_s
 
     @property
-    def _patience_s(self) -> float:
-        return 1.3 * self._network.limits.dead_s + self._slack_s
+    def patience_s(self) -> float:
+        """After so much silence a peer is given up."""
+        return 1.1 * self._network.limits.dead_s + self._slack_s
 
     def _counted(self, host: Host, peer: Peer) -> Iterator[tuple[str, str]]:
         """Each piece that is acknowledged was handed over, once."""
@@ -62,9 +55,15 @@ class Links:
         """What waits for a peer comes back after its time; a silent peer is given up."""
         now = self._network.loop.now
         overdue = host.process.local(now) - self._slack_s
+        for wait in host.node.waits():
+            if wait.until < overdue:
+                yield "I6", f"{host.name} waits too long: {wait}"
         queues = [lane.queue for lane in peer.session._lanes]
         if any(queue[0].deadline < overdue and not queue[0].begun for queue in queues if queue):
             yield "I6", f"{host.name} still wants to tell {peer.name} something"
-        since = self._stopped.get(peer.incarnation or "", now)
-        if self._exact and peer.connected and since < now - self._patience_s:
+        other = self._network.hosts.get(peer.name)
+        if other is None or other.incarnation != peer.incarnation or other.stopped_at is None:
+            return
+        silent = other.lives and other.stopped_at < now - self.patience_s
+        if self._exact and peer.connected and silent:
             yield "I6", f"{host.name} holds on to {peer.name}, which is silent"

@@ -46,6 +46,8 @@ class Host:
             name, offset=rng.uniform(0, 1e4), rate=1 + rng.uniform(-1, 1) * network.drift
         )
         self.wall_jump_s = 0.0
+        self.stopped_at: float | None = None
+        """since when it does not run"""
         self.thawed_at = 0.0
         self.log = RecordingLog()
         self.system: System = make_system(
@@ -156,10 +158,11 @@ class Network:
     def freeze(self, host: Host, seconds: float) -> None:
         """Stop a process for a while: SIGSTOP, then SIGCONT."""
         host.process.stop(self.loop)
+        host.stopped_at = self.loop.now
         self.loop.call_in(None, seconds, self._thaw, host)
 
     def _thaw(self, host: Host) -> None:
-        host.thawed_at = self.loop.now
+        host.thawed_at, host.stopped_at = self.loop.now, None
         host.process.go_on(self.loop)
 
     def silence(self, name: str, seconds: float, *, inward: bool, outward: bool) -> None:
