@@ -29,6 +29,8 @@ Loads = dict[str, asyncio.Task[LoadReport]]
 
 WHOLE, STREAMED = 64.0, 0.125
 """MiB per bucket: the model fits in one, or is many times what an engine's end may hold"""
+LAST = 6
+"""The last bucket of the model when it is streamed; after it only the trailer is lacking."""
 
 pytestmark = pytest.mark.parametrize("transport", ["broadcast", "p2p", "shared"])
 both_sizes = pytest.mark.parametrize(
@@ -859,15 +861,17 @@ def _on_bucket(
     monkeypatch.setattr(Inbox, "put_bucket", put_bucket)
 
 
-@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("at", [0, 5, LAST])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_an_engine_killed_in_the_middle_costs_the_others_nothing(
     transport: str, place: int, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=60.0) as fleet:
-            await fleet.sync_well()
+            sent_before, _ = await fleet.sync()
+            assert isinstance(sent_before, SendReport)
             dead = list(fleet.sinks)[place]
+            assert sent_before.num_buckets == LAST + 1
             kill(fleet.receivers[dead], monkeypatch, at)
             reads = Counter[str]()
             fleet.source.on_read = reads.update
