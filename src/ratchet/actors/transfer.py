@@ -187,7 +187,8 @@ async def _settle(loads: Loads, lost: Mapping[str, str], cut: asyncio.Future[str
         if cut is None:
             await asyncio.wait(others)
         else:  # a catch-up is of one engine
-            await asyncio.wait([*others, cut], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [*others, cut]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if cut is not None and cut.done():
         return
     if late := [load for load in loads.values() if not load.done()]:
