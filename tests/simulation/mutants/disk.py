@@ -25,17 +25,17 @@ def _left_open(method: str) -> Patches:
     return [(VersionStore, method, lazily)]
 
 
-@mutant("a number is answered before it is written", seed=None)
+@mutant("a number is answered before it is written", seed=68)
 def number_told_before_it_is_written() -> Patches:
     return _left_open("reserve")
 
 
-@mutant("a version is announced before its commit is written", seed=None)
+@mutant("a version is announced before its commit is written", seed=68)
 def announced_before_it_is_written() -> Patches:
     return _left_open("commit")
 
 
-@mutant("a number is answered before it is synced", seed=None)
+@mutant("a number is answered before it is synced", seed=159)
 def number_told_before_it_is_synced() -> Patches:
     opened = Database.open.__func__  # type: ignore[attr-defined]
 
@@ -45,7 +45,7 @@ def number_told_before_it_is_synced() -> Patches:
     return [(Database, "open", classmethod(lax))]
 
 
-@mutant("prompts are handed out before the ledger has them", seed=None)
+@mutant("prompts are handed out before the ledger has them", seed=130)
 def told_before_the_ledger() -> Patches:
     def postponed(self: Any) -> None:
         self._flushes = getattr(self, "_flushes", 0) + 1
@@ -56,7 +56,7 @@ def told_before_the_ledger() -> Patches:
     return [(GroupTable, "flush", postponed)]
 
 
-@mutant("the cursor runs ahead of the groups (OpenRLHF#1322)", seed=None)
+@mutant("the cursor runs ahead of the groups (OpenRLHF#1322)", seed=68)
 def cursor_ahead() -> Patches:
     save = GroupLedger.save_cursor
 

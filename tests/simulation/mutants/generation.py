@@ -60,7 +60,7 @@ def failure_is_zero() -> Patches:
     return [(Generator, "_score", zero)]
 
 
-@mutant("one failed generation or reward kills the worker (trl#7176)", seed=None)
+@mutant("one failed generation or reward kills the worker (trl#7176)", seed=84)
 def failure_kills_the_worker() -> Patches:
     run_group = Generator.run_group
 
@@ -73,7 +73,7 @@ def failure_kills_the_worker() -> Patches:
     return [(Generator, "run_group", fragile)]
 
 
-@mutant("tokens go through text and back (trl#5224)", seed=None, fake=True)
+@mutant("tokens go through text and back (trl#5224)", seed=16, fake=True)
 def tokens_through_text() -> Patches:
     generate = FakeEngine.generate
 

@@ -35,7 +35,7 @@ def credit_lost() -> Patches:
     return [(RolloutActor, "_claim", claim)]
 
 
-@mutant("an engine stays paused after a failed load (trl#6796)", seed=None, fake=True)
+@mutant("an engine stays paused after a failed load (trl#6796)", seed=26, fake=True)
 def paused_after_a_failed_load() -> Patches:
     async def load(
         self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
@@ -117,7 +117,7 @@ def any_batch_is_trained() -> Patches:
     return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
 
 
-@mutant("a group is torn apart (NeMo-RL#3469)", seed=None)
+@mutant("a group is torn apart (NeMo-RL#3469)", seed=16)
 def group_torn() -> Patches:
     batch = GroupTable.batch
 

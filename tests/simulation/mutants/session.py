@@ -14,7 +14,7 @@ from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.session import Session
 
 
-@mutant("what has arrived is acknowledged before it is delivered", seed=None)
+@mutant("what has arrived is acknowledged before it is delivered", seed=92)
 def acknowledged_before_delivery() -> Patches:
     receive, resume, end = Session.receive, Session.resume, Session.end
 
@@ -34,12 +34,12 @@ def acknowledged_before_delivery() -> Patches:
     return [(Session, "receive", late), (Session, "resume", forget), (Session, "end", begin)]
 
 
-@mutant("after a reconnect nothing is sent again", seed=None)
+@mutant("after a reconnect nothing is sent again", seed=74)
 def resend_forgotten() -> Patches:
     return [(Lane, "rewind", lambda self: None)]
 
 
-@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=None)
+@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=74)
 def gap_ignored() -> Patches:
     known = Lane._known
 
@@ -50,7 +50,7 @@ def gap_ignored() -> Patches:
     return [*resend_forgotten(), (Lane, "_known", jump)]
 
 
-@mutant("after a reconnect all is sent again, and delivered twice", seed=None)
+@mutant("after a reconnect all is sent again, and delivered twice", seed=2)
 def duplicates_delivered() -> Patches:
     resume = Session.resume
 
@@ -79,7 +79,7 @@ def no_delivery_deadline() -> Patches:
     return [(Session, "expire", lambda self, now: [])]
 
 
-@mutant("heartbeats never declare a death", seed=None)
+@mutant("heartbeats never declare a death", seed=132)
 def silence_is_no_death() -> Patches:
     tick_open = Peer._tick_open
 
@@ -90,12 +90,12 @@ def silence_is_no_death() -> Patches:
     return [(Peer, "_tick_open", deaf)]
 
 
-@mutant("an older process of the same name is let in again", seed=None)
+@mutant("an older process of the same name is let in again", seed=4)
 def older_process_not_fenced() -> Patches:
     return [(Peer, "admits", lambda self, incarnation: True)]
 
 
-@mutant("a new life of a peer goes on with the session of the old one", seed=None)
+@mutant("a new life of a peer goes on with the session of the old one", seed=16)
 def session_outlives_its_peer() -> Patches:
     return [(Session, "knows_other", lambda self, peer_life: False)]
 

@@ -35,7 +35,7 @@ def judged_by_the_last_announced() -> Patches:
     return [(BufferActor, "_judge", judge), (BufferActor, "_version_updated", version_updated)]
 
 
-@mutant("staleness by the difference of version numbers (miles#2244)", seed=None)
+@mutant("staleness by the difference of version numbers (miles#2244)", seed=97)
 def difference_of_numbers() -> Patches:
     def staleness(self: Any, version: int, position: Position) -> int:
         return position.version - version + position.step - self.step(position.version)
@@ -154,7 +154,7 @@ def engine_takes_any_term() -> Patches:
     return [(RolloutActor, "_load_weights", unfenced)]
 
 
-@mutant("an older trainer is given batches (miles#2244)", seed=None)
+@mutant("an older trainer is given batches (miles#2244)", seed=25)
 def buffer_serves_any_term() -> Patches:
     take = BufferActor._take_request
 
@@ -165,7 +165,7 @@ def buffer_serves_any_term() -> Patches:
     return [(BufferActor, "_take_request", unfenced)]
 
 
-@mutant("a second trainer counts from 0 with its own counter (miles#2244)", seed=None)
+@mutant("a second trainer counts from 0 with its own counter (miles#2244)", seed=15)
 def own_counter() -> Patches:
     insert = (
         "INSERT OR REPLACE INTO versions (version, term, step, parent, state, created_at)"
@@ -182,9 +182,7 @@ def own_counter() -> Patches:
     return [(VersionStore, "reserve", reserve)]
 
 
-@mutant(
-    "weights are never delivered, and it looks like staleness (verl#7495)", seed=None, fake=True
-)
+@mutant("weights are never delivered, and it looks like staleness (verl#7495)", seed=122, fake=True)
 def first_weights_for_ever() -> Patches:
     send = FakeSender.send
 
@@ -200,7 +198,7 @@ def first_weights_for_ever() -> Patches:
     return [(FakeSender, "send", again)]
 
 
-@mutant("a publish aborts the generations in flight (miles#2372)", seed=None, fake=True)
+@mutant("a publish aborts the generations in flight (miles#2372)", seed=122, fake=True)
 def publish_aborts() -> Patches:
     pause = FakeEngine.pause
 
