@@ -50,6 +50,8 @@ class Scenario:
     capacity_factor: float = 1.0
     restarts: bool = True
     """its next life is part of what is explored, and not of the rest"""
+    is_huge: bool = False
+    """nobody has explored it to the end; only when it is asked for by name"""
 
 
 _PUBLISH = frozenset({(TRAINER, "forward 0"), (TRAINER, "step 1")})
@@ -63,7 +65,8 @@ SCENARIOS = {
     "publish": Scenario(_PUBLISH | _BOTH, capacity_factor=2.0),
     "stale": Scenario(_PUBLISH | _BOTH, max_staleness=1, capacity_factor=2.0),
     "crash": Scenario(_PUBLISH | _FIRST, victim=WORKER, restarts=False),
-    "worker": Scenario(_PUBLISH | _FIRST, victim=WORKER),
+    "worker": Scenario(_FIRST | {(TRAINER, "forward 0")}, victim=WORKER),
+    "worker and publish": Scenario(_PUBLISH | _FIRST, victim=WORKER, is_huge=True),
     "trainer": Scenario(_PUBLISH | _FIRST, victim=TRAINER),
 }
 
