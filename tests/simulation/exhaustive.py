@@ -246,11 +246,11 @@ def _outcome(world: SmallWorld) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Explore whole scenarios, by name or `--all`; return the number of problems."""
+    """Explore whole scenarios, by name or `--all`, or `small`; return the number of problems."""
     num_problems = 0
     if names == ["--all"]:
         names = [name for name, scenario in SCENARIOS.items() if not scenario.is_huge]
-    for name in names:
+    for name in names or ["small"]:
         with closing(Search(name)) as search:
             while search.run(within_s=search.report.cpu_s + 30).num_left:
                 sys.stderr.write(f"{search.report}\n")
