@@ -24,12 +24,12 @@ files:
       1,000   100,000         124      0.89         45         208
      10,000   100,000         194      1.40         49         183
 
-In memory: 102, 119, 112 and 151 us per group. So it is flat to within 20% up to 1,000 engines, and
-not at 10,000: from 1,000 on it grows by 1.35 in memory and by 1.56 on files (in memory by 2.6 before
-batches were one statement). About 10 of the 40 us in memory are SQLite's (the ledger alone: 36, 44
-and 54 us with 40, 8,000 and 80,000 groups open). Garbage collection is none of it (the same with
-`gc.disable`). That the rest is misses of the caches, and on files of SQLite's own of 2 MB, is likely
-and not shown.
+In memory: 102, 119, 112 and 151 us per group. So it is flat to within 20% up to 1,000 engines,
+and not at 10,000: from 1,000 on it grows by 1.35 in memory and by 1.56 on files (in memory by 2.6
+before batches were one statement). About 10 of the 40 us in memory are SQLite's (the ledger
+alone: 36, 44 and 54 us with 40, 8,000 and 80,000 groups open). Garbage collection is none of it
+(the same with `gc.disable`). That the rest is misses of the caches, and on files of SQLite's own
+of 2 MB, is likely and not shown.
 
 Memory at the peak, measured earlier: 1019, 877 and 780 bytes per open group for 100, 1,000 and
 10,000 engines (800, 8,000 and 80,000 groups open).
