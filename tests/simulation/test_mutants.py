@@ -11,7 +11,10 @@ CAUGHT = {name: mutant.seed for name, mutant in MUTANTS.items() if mutant.seed i
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a world that breaks leaves work undone
-@pytest.mark.parametrize("name", CAUGHT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.soak] if MUTANTS[n].slow else []) for n in CAUGHT],
+)
 def test_it_is_caught(name: str) -> None:
     with planted(name):
         outcome = run(draw(CAUGHT[name]))

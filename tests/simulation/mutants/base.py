@@ -27,16 +27,20 @@ class Mutant:
     seed: int | None
     """of a world that catches it; None if none is known"""
     fake: bool = False
+    slow: bool = False
+    """its world takes seconds"""
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(line: str, *, seed: int | None, fake: bool = False) -> Callable[[Any], Any]:
+def mutant(
+    line: str, *, seed: int | None, fake: bool = False, slow: bool = False
+) -> Callable[[Any], Any]:
     """Register a function that returns the patches."""
 
     def register(make: Callable[[], Patches]) -> Callable[[], Patches]:
-        MUTANTS[make.__name__] = Mutant(line, make, seed, fake)
+        MUTANTS[make.__name__] = Mutant(line, make, seed, fake, slow)
         return make
 
     return register

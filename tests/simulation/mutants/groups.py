@@ -24,7 +24,7 @@ def lease_never_ends() -> Patches:
     return [(BufferActor, "_arm_leases", lambda self: None)]
 
 
-@mutant("a failure gives no credit back (SkyRL#1173)", seed=1)
+@mutant("a failure gives no credit back (SkyRL#1173)", seed=64)
 def credit_lost() -> Patches:
     def claim(self: Any) -> None:
         if self._engine.version is not None:
@@ -50,7 +50,7 @@ def paused_after_a_failed_load() -> Patches:
     return [(FakeReceiver, "_load", load)]
 
 
-@mutant("a late engine is never offered the live version", seed=0)
+@mutant("a late engine is never offered the live version", seed=92, slow=True)
 def nobody_catches_up() -> Patches:
     async def sync(self: Any, engine: Any) -> None:
         return
@@ -87,7 +87,7 @@ def capacity_of_the_queue_only() -> Patches:
     return [(GroupTable, "num_open", property(lambda self: self.num_queued))]
 
 
-@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=1)
+@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=146)
 def surplus_dropped() -> Patches:
     batch = GroupTable.batch
 
@@ -99,7 +99,7 @@ def surplus_dropped() -> Patches:
     return [(GroupTable, "batch", and_forget)]
 
 
-@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=1)
+@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=16)
 def prompt_twice() -> Patches:
     following = PromptSource.next
 

@@ -105,7 +105,7 @@ def ask_without_a_deadline() -> Patches:
     return [(Calls, "_set_timer", lambda self, at: None)]
 
 
-@mutant("asks of a dead process are not ended (trl#5751)", seed=None)
+@mutant("asks of a dead process are not ended (trl#5751)", seed=73, slow=True)
 def death_ends_no_ask() -> Patches:
     return [(Calls, "end_all", lambda self, receiver, error: None)]
 
