@@ -242,7 +242,7 @@ def events_of(path: Path) -> list[Event]:
 def _outcome(world: SmallWorld) -> str:
     """Return all that an end is: the data inside, what was seen of it, what is on its way."""
     lives = [(data_of(life, world.stage), remains_of(life)) for life in world.lives]
-    return repr((lives, [view._replace(local=0) for view in world.views.values()]))
+    return repr((lives, [view._replace(local=0, before=0) for view in world.views.values()]))
 
 
 def main(names: list[str]) -> int:

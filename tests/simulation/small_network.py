@@ -51,6 +51,8 @@ class View(NamedTuple):
     alive: bool = False
     local: int = 0
     """names the state inside, for whoever keeps a table of those"""
+    before: int = 0
+    """names what is left of the life before"""
     gates: tuple[str, ...] = ()
     links: tuple[tuple[tuple[str, int], Queue], ...] = ()
     """what is on each link, by (sender, lane)"""
@@ -114,7 +116,8 @@ def happen(view: View, event: Event, processes: Processes) -> Move:
         end = End(view.name, view.number, False, "killed")
         return Move(_dead(view, processes.kill(view)), [("", end)])
     if event.kind == "restart":
-        view = view._replace(number=view.number + 1, alive=True)  # nobody else is dead then
+        # nobody else is dead then
+        view = view._replace(number=view.number + 1, alive=True, before=view.local)
         step = processes.start(view.name, view.number)
         move = reacted(view._replace(local=step.local), step.reaction)
         return move._replace(effects=[("", Begins(view.name)), *move.effects])
@@ -159,7 +162,7 @@ def reacted(view: View, reaction: Reaction) -> Move:
 
 
 def _dead(view: View, local: int) -> View:
-    return View(view.name, view.number, local=local)
+    return View(view.name, view.number, local=local, before=view.before)
 
 
 def hears(view: View, effect: Effect) -> View:

@@ -60,7 +60,7 @@ def test_wherever_a_walk_ends_the_search_was_there() -> None:
 
 
 @pytest.mark.soak  # the searches are whole
-@pytest.mark.parametrize("name", ["crash", "trainer"])
+@pytest.mark.parametrize("name", ["crash", "worker", "trainer"])
 def test_wherever_a_walk_with_a_crash_ends_the_search_was_there(name: str) -> None:
     report = explored(name)
     assert not report.problems, report.problems
