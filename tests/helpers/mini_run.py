@@ -133,6 +133,7 @@ class MiniRun:
             run_id="mini",
             local=system.local,
             locate=system.book.locate,
+            is_newest=system.book.is_newest,
             dead_letters=system.dead_letters,
             new_id=system.new_id,
             random_bytes=os.urandom,

@@ -52,6 +52,7 @@ class RunningRegistry:
             run_id="run-7",
             local=system.local,
             locate=system.book.locate,
+            is_newest=system.book.is_newest,
             dead_letters=system.dead_letters,
             new_id=system.new_id,
             random_bytes=os.urandom,

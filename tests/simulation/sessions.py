@@ -74,6 +74,7 @@ class Host:
             run_id="run",
             local=self.system.local,
             locate=self.system.book.locate,
+            is_newest=self.system.book.is_newest,
             dead_letters=self.system.dead_letters,
             new_id=self.system.new_id,
             random_bytes=random.Random(self.incarnation).randbytes,

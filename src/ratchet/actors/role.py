@@ -64,7 +64,7 @@ class RoleActor(Actor[M]):
     def learn(self, *roles: RoleInfo) -> None:
         """Note where roles listen."""
         for role in roles:
-            self.system.book.learn(role.name, role.address)
+            self.system.book.learn(role.name, role.address, role.incarnation)
 
     def run_ended(self, message: RunEnded) -> None:
         """Stop in order, and leave word of why: the run is over."""

@@ -112,6 +112,7 @@ class Host:
             run_id=self.run_id,
             local=system.local,
             locate=system.book.locate,
+            is_newest=system.book.is_newest,
             dead_letters=system.dead_letters,
             new_id=system.new_id,
             random_bytes=os.urandom,

@@ -134,6 +134,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         run_id=spec.run_id,
         local=system.local,
         locate=system.book.locate,
+        is_newest=system.book.is_newest,
         dead_letters=system.dead_letters,
         new_id=system.new_id,
         random_bytes=os.urandom,

@@ -147,6 +147,7 @@ async def visit(
         run_id=run_id,
         local=system.local,
         locate=system.book.locate,
+        is_newest=system.book.is_newest,
         dead_letters=system.dead_letters,
         new_id=system.new_id,
         random_bytes=os.urandom,

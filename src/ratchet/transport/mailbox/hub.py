@@ -50,6 +50,10 @@ class Hub(Protocol):
         """Return the address to dial, or None if nobody knows it."""
         ...
 
+    def is_newest(self, name: str, incarnation: str) -> bool | None:
+        """Whether the registry says that this life of a name is the newest; None: not a word."""
+        ...
+
     async def dial(self, name: str) -> None:
         """Open a connection to the peer; it is then with `Peer.take`."""
         ...

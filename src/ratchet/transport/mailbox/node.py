@@ -61,6 +61,7 @@ class Node:
         local: finds an actor of this process by name.
         locate: tells where the node that hosts an actor listens; asked before each dial. A
             `LookupError` or `OSError` means: not yet; it is asked again.
+        is_newest: tells what the registry says of a life of a name (`AddressBook.is_newest`).
         dead_letters: takes what cannot be delivered.
         new_id: makes unique texts.
         random_bytes: makes unpredictable bytes.
@@ -79,6 +80,7 @@ class Node:
         run_id: str,
         local: Callable[[str], Ref | None],
         locate: Callable[[str], Address],
+        is_newest: Callable[[str, str], bool | None] = lambda _name, _incarnation: None,
         dead_letters: DeadLetters,
         new_id: Callable[[], str],
         random_bytes: Callable[[int], bytes],
@@ -99,6 +101,7 @@ class Node:
         self._me = Identity(name, incarnation, run_id, key)
         self._local = local
         self._locate = locate
+        self.is_newest = is_newest
         self._new_id = new_id
         self._random_bytes = random_bytes
         self._limits = limits

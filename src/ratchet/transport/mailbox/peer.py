@@ -217,16 +217,27 @@ class Peer:
         self._dialler.start(yielding=self._hub.name > self.name)
 
     def admits(self, incarnation: str) -> bool:
-        """Tell whether an incarnation is not one that a newer one has replaced."""
-        return incarnation not in self._retired
+        """Tell whether an incarnation is not one that a newer one has replaced: by the registry's
+        word, or as long as there is none, by the order in which they came here.
+        """
+        newest = self._hub.is_newest(self.name, incarnation)
+        return incarnation not in self._retired if newest is None else newest
+
+    def _retire(self, incarnation: str, newer: str) -> None:
+        """Let an incarnation in no more, unless the registry has brought the other one back: its
+        word on this one is still to come.
+        """
+        if not self._hub.is_newest(self.name, newer):
+            self._retired.append(incarnation)
 
     def take(self, connection: Connection) -> bool:
         """Use a connection that has just opened, unless the present one is to be kept."""
         hello = connection.handshake.peer
         if hello is None or not self._prefers(connection):
             return False
-        if self.incarnation is not None and self.incarnation != hello.incarnation:
-            self._retired.append(self.incarnation)
+        previous_life = self.incarnation
+        if previous_life is not None and previous_life != hello.incarnation:
+            self._retire(previous_life, hello.incarnation)
         previous, self._connection = self._connection, None
         if self.session.knows_other(connection.handshake.peer_life):
             same = self.incarnation == hello.incarnation

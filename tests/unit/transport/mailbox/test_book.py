@@ -36,3 +36,17 @@ def test_what_is_no_address_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ConfigError, match="every interface"):
         book.learn("buffer", "tcp:0.0.0.0:1")
     assert book.locate("buffer") == HERE
+
+
+def test_the_last_life_that_was_told_of_is_the_newest() -> None:
+    book = AddressBook()
+    assert book.is_newest("b", "b/1") is None
+    book.learn("b", str(HERE), "b/1")
+    book.learn("b", str(HERE), "b/2")
+    assert [book.is_newest("b", f"b/{n}") for n in (1, 2, 3)] == [False, True, None]
+    book.learn("b", str(HERE), "b/1")
+    assert [book.is_newest("b", f"b/{n}") for n in (1, 2)] == [True, False]
+    for n in range(100):
+        book.learn("b", "", f"b/{n}")
+    assert book.is_newest("b", "b/1") is None
+    assert book.is_newest("b", "b/98") is False

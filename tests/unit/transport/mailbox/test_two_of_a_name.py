@@ -1,0 +1,83 @@
+"""Two processes of one name that both live: the registry's order counts, not who came when."""
+
+from __future__ import annotations
+
+import pytest
+from tests.helpers.nodes import Host, MemoryWire, Town
+from tests.unit.transport.mailbox.test_node import ask, note, virtual
+
+from ratchet.errors import ActorDead
+from ratchet.messages import VersionBurnt
+from ratchet.transport.mailbox.book import AddressBook
+
+
+async def two(town: Town, book: AddressBook) -> tuple[Host, Host, Host]:
+    """Return a, which goes by the book, and b/2 and b/3, which have both spoken to it."""
+    a = await town.start("a", is_newest=book.is_newest)
+    a.inbox.answer = lambda message: VersionBurnt(message.version)
+    first = await town.start("b")
+    first.node.ref("a").tell(note(1))
+    await a.inbox.has(1)
+    assert isinstance(town.wire, MemoryWire)
+    town.wire.accepts.pop(first.node.address)
+    second = await town.start("b")
+    second.node.ref("a").tell(note(2))
+    await a.inbox.has(2)
+    return a, first, second
+
+
+async def refused(host: Host) -> None:
+    with pytest.raises(ActorDead, match="a newer process has taken the name b"):
+        await ask(host.node.ref("a"), timeout=600.0)
+
+
+def test_without_a_word_the_last_that_came_is_the_newest() -> None:
+    async def play(town: Town) -> None:
+        _, first, second = await two(town, AddressBook())
+        await refused(first)
+        await ask(second.node.ref("a"))
+
+    virtual(play)
+
+
+def test_the_registry_brings_back_who_came_first_here() -> None:
+    # b/3 was stopped before it had registered, b/2 registered, and b/3 goes on
+    async def play(town: Town) -> None:
+        book = AddressBook()
+        _, first, second = await two(town, book)
+        await refused(first)
+        book.learn("b", "", "b/3")
+        book.learn("b", "", "b/2")
+        await ask(first.node.ref("a"))
+        await refused(second)
+        await ask(first.node.ref("a"))
+
+    virtual(play)
+
+
+def test_one_that_is_not_announced_yet_is_not_shut_out_by_the_one_that_is() -> None:
+    async def play(town: Town) -> None:
+        book = AddressBook()
+        book.learn("b", "", "b/2")
+        _, first, second = await two(town, book)
+        await ask(first.node.ref("a"))
+        book.learn("b", "", "b/3")
+        with pytest.raises(ActorDead, match="a gave this node up"):
+            await ask(second.node.ref("a"))
+        await ask(second.node.ref("a"))
+        await refused(first)
+
+    virtual(play)
+
+
+def test_a_life_that_is_not_the_newest_is_refused_although_it_comes_first() -> None:
+    async def play(town: Town) -> None:
+        book = AddressBook()
+        book.learn("b", "", "b/2")
+        book.learn("b", "", "b/9")
+        a = await town.start("a", is_newest=book.is_newest)
+        late = await town.start("b")
+        await refused(late)
+        assert a.inbox.told == []
+
+    virtual(play)
