@@ -131,7 +131,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         if known != role:
             if known is not None:
                 self._leave(known, "replaced by a new incarnation")
-            self.system.book.learn(role.name, role.address, role.incarnation)
+            self.system.book.learn(role.name, role.address)
             self._tell(self._roles.who_hears_of(role), RoleJoined(role))
             self._roles.join(role)
             self.system.ref(role.name).watch(self.actor_ref)

@@ -69,6 +69,8 @@ class Peer:
         self._opened_at = 0.0
         self._cut_at: float | None = None
         self._refused_at: Address | None = None
+        self._replaced_till: float | None = None
+        """until when it is not asked again whether this node was replaced"""
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._gathering = False
@@ -302,10 +304,16 @@ class Peer:
         self._hub.log.error("link_refused", peer=self.name, error=str(error))
         self.failure = error
         self._refused_at = self._dialler.at
+        if isinstance(error, ActorDead):
+            self._replaced_till = self._loop.time() + self._limits.hello_s
         self._give_up(error, life=self._new_life())
 
     def _still_refused(self) -> RatchetError | None:
-        """Return why it will not be dialled; it will be, once it is said to listen elsewhere."""
+        """Return why it will not be dialled. It will be, once it is said to listen elsewhere; and
+        who was refused as replaced asks again, as the registry may think otherwise.
+        """
+        if self._replaced_till is not None and self._loop.time() >= self._replaced_till:
+            self.failure = self._refused_at = self._replaced_till = None
         if self._refused_at is not None and isinstance(self.failure, AuthFailed):
             now = self._hub.where(self.name)
             if now is not None and now != self._refused_at:
@@ -400,5 +408,6 @@ class Peer:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
         error = self.failure = ActorDead(f"{self._hub.name} has stopped")
+        self._replaced_till = None
         self._hub.lost(self, self.session.end(self._new_life()), error)
         self._hub.ended(self, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.helpers.nodes import Host, MemoryWire, Town
 from tests.unit.transport.mailbox.test_node import ask, note, virtual
@@ -48,6 +50,7 @@ def test_the_registry_brings_back_who_came_first_here() -> None:
         await refused(first)
         book.learn("b", "", "b/3")
         book.learn("b", "", "b/2")
+        await asyncio.sleep(town.limits.hello_s)  # a refusal counts for so long
         await ask(first.node.ref("a"))
         await refused(second)
         await ask(first.node.ref("a"))
