@@ -59,9 +59,13 @@ class Model:
 
 
 class Engine:
-    """An engine that does nothing but copy, on a thread as a real one would."""
+    """An engine that does nothing but take weights: it adopts them, or copies them, on a thread as
+    a real one would.
+    """
 
     version: int | None = None
+    device: torch.device | None = None
+    """where it can adopt weights"""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.model = Model(tensors)
@@ -79,6 +83,14 @@ class Engine:
 
         await asyncio.to_thread(copy)
 
+    @property
+    def adopts(self) -> torch.device | None:
+        return self.device
+
+    async def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.model.tensors[name].data = tensor
+
     async def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
         return self.model.read(names)
 
@@ -94,6 +106,7 @@ class Sync(msgspec.Struct, tag=True):
     route: WeightRoute
     config: str
     """JSON"""
+    adopt: bool
 
 
 class Floor(msgspec.Struct, tag=True):
@@ -173,6 +186,7 @@ class EngineProcess:
         if command.config not in self.receivers:
             config = WeightsConfig.model_validate_json(command.config)
             self.receivers[command.config] = open_receiver(config)
+        self.engine.device = torch.device("cpu") if command.adopt else None
         return await self.receivers[command.config].receive(
             command.manifest, command.route, self.engine, "in_place"
         )
@@ -252,7 +266,9 @@ class Fleet:
             bare_loop(self.group, kind, self.buffer, sizes)
         return self.result(self.collect(), peak, start, cpu, tuple(sizes))
 
-    async def sync(self, sender: WeightSender, config: WeightsConfig) -> Result:
+    async def sync(
+        self, sender: WeightSender, config: WeightsConfig, *, adopt: bool = True
+    ) -> Result:
         """Publish the next version."""
         self.version += 1
         self.source.tensors[next(iter(self.source.tensors))].fill_(self.version)
@@ -261,7 +277,7 @@ class Fleet:
         peak, start, cpu = Peak(), perf_counter(), process_time()
         manifest, routes = sender.plan(1, self.version, self.version, names)
         for name, conn in zip(names, self.conns, strict=True):
-            conn.send_bytes(msgspec.msgpack.encode(Sync(manifest, routes[name], text)))
+            conn.send_bytes(msgspec.msgpack.encode(Sync(manifest, routes[name], text, adopt)))
         await sender.send(manifest)
         done = await asyncio.to_thread(self.collect)
         return self.result(done, peak, start, cpu, manifest.bucket_bytes)

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.weights import FakeSink, FakeSource, digest_of_tensors, make_tensors
+from tests.helpers.weights import (
+    AdoptingFakeSink,
+    FakeSink,
+    FakeSource,
+    digest_of_tensors,
+    make_tensors,
+)
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
@@ -48,6 +54,7 @@ class Fleet:
         num_engines: int = 1,
         *,
         bucket_mib: float = WHOLE,
+        staging_mib: float | None = None,
         timeout_s: float = 30.0,
         verify: bool = True,
         aliases: Mapping[str, str] | None = None,
@@ -56,6 +63,7 @@ class Fleet:
             transport="broadcast" if transport == "shared" else transport,
             shared_memory=transport == "shared",  # from the second version on
             bucket_mib=bucket_mib,
+            staging_mib=staging_mib or 2 * bucket_mib,
             timeout_s=timeout_s,
             verify=verify,
         )
@@ -807,6 +815,59 @@ def test_an_engine_says_that_nobody_serves(transport: str) -> None:
     run(main)
 
 
+@one_and_three
+def test_an_engine_that_adopts_generates_with_its_version_while_the_next_arrives(
+    transport: str, num_engines: int
+) -> None:
+    """Two memories in turns; the one that it generates with is not received into."""
+
+    async def main() -> None:
+        async with Fleet(transport, 0, bucket_mib=STREAMED, staging_mib=WHOLE) as fleet:
+            for _ in range(num_engines):
+                fleet.add(AdoptingFakeSink(fleet.source.tensors))
+            await fleet.sync_well()
+
+            def look(names: Sequence[str]) -> None:
+                before = make_tensors(fleet.version - 1)
+                for sink in fleet.sinks.values():
+                    if not sink.paused and sink.version == fleet.version - 1:
+                        assert all(torch.equal(sink.tensors[key], before[key]) for key in before)
+
+            fleet.source.on_read = look
+            places: dict[str, list[int]] = {name: [] for name in fleet.sinks}
+            for _ in range(5):
+                await fleet.sync_well()
+                for name, sink in fleet.sinks.items():
+                    places[name].append(sink.tensors["layers.2.weight"].data_ptr())
+            for name, (first, second, *rest) in places.items():
+                assert first != second
+                assert rest == [first, second, first]
+                assert "write" not in fleet.sinks[name].events
+
+    run(main)
+
+
+def test_an_engine_whose_adoption_fails_is_quarantined_and_adopts_the_next(
+    transport: str,
+) -> None:
+    async def main() -> None:
+        async with Fleet(transport, 0, bucket_mib=STREAMED, staging_mib=WHOLE) as fleet:
+            sink = AdoptingFakeSink(fleet.source.tensors)
+            fleet.add(sink)
+            await fleet.sync_well()
+            await fleet.sync_well()
+            sink.fail_in = "adopt"
+            _, (loaded,) = await fleet.sync()
+            assert str(loaded) == "the engine fails in adopt"
+            assert sink.version is None
+            assert not sink.paused
+            sink.fail_in = None
+            for _ in range(3):
+                await fleet.sync_well()
+
+    run(main)
+
+
 def hang(receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch, at: int) -> threading.Event:
     """Let an engine's thread stand still when it has received so many buckets of its next load, as
     a stopped process does; return what lets it go on.
@@ -863,11 +924,18 @@ def _on_bucket(
 
 @pytest.mark.parametrize("at", [0, 5, LAST])
 @pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("staging_mib", [None, pytest.param(WHOLE, id="staged")])
 def test_an_engine_killed_in_the_middle_costs_the_others_nothing(
-    transport: str, place: int, at: int, monkeypatch: pytest.MonkeyPatch
+    transport: str,
+    staging_mib: float | None,
+    place: int,
+    at: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        async with Fleet(transport, 3, bucket_mib=STREAMED, timeout_s=60.0) as fleet:
+        async with Fleet(
+            transport, 3, bucket_mib=STREAMED, staging_mib=staging_mib, timeout_s=60.0
+        ) as fleet:
             sent_before, _ = await fleet.sync()
             assert isinstance(sent_before, SendReport)
             dead = list(fleet.sinks)[place]
@@ -981,8 +1049,8 @@ def test_staging_memory_is_two_buckets_at_either_end_after_a_break_too(
     made: list[int] = []
     buffers = Staging.buffers
 
-    def counted(staging: Staging, num_bytes: int, device: torch.device) -> list[torch.Tensor]:
-        held = buffers(staging, num_bytes, device)
+    def counted(staging: Staging, sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+        held = buffers(staging, sizes, device)
         assert len(held) == 2
         made.extend({buffer.data_ptr() for buffer in held} - set(made))
         return held

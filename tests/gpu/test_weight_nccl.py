@@ -58,6 +58,7 @@ def test_device_tensors_arrive(transport: str, bucket_mib: float) -> None:
         "transport": transport,
         "backend": "nccl",
         "bucket_mib": bucket_mib,
+        "staging_mib": 2 * bucket_mib,
         "timeout_s": 60.0,
     }
     context = multiprocessing.get_context("spawn")

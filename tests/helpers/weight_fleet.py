@@ -41,6 +41,7 @@ class Fleet:
             "transport": "broadcast" if transport == "shared memory" else transport,
             "shared_memory": transport == "shared memory",
             "bucket_mib": BUCKET_MIB,
+            "staging_mib": 2 * BUCKET_MIB,
             "timeout_s": timeout_s,
         }
         self.store = VersionStore.open(None)

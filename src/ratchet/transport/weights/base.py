@@ -11,7 +11,7 @@ gathered twice. This file imports no torch at run time: actors use it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
 
@@ -78,6 +78,22 @@ class WeightSink(Protocol):
 
     async def resume(self) -> None:
         """Go on generating; without a version (quarantined), requests wait. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class AdoptingSink(WeightSink, Protocol):
+    """An engine that can generate with tensors that it is given, without a copy."""
+
+    @property
+    def adopts(self) -> torch.device | None:
+        """Where they must be; None if it cannot."""
+        ...
+
+    async def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put these tensors themselves in the place of all of the engine's own, which are not used
+        any more when this returns; quarantined until `stamp`.
+        """
         ...
 
 

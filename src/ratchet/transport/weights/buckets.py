@@ -7,7 +7,7 @@ values alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -17,8 +17,10 @@ from ratchet.types import TensorSlot
 
 def pack(
     bucket: torch.Tensor, slots: Sequence[TensorSlot], tensors: Sequence[torch.Tensor]
-) -> None:
-    """Copy tensors into their slots, from any device, and zero what lies between.
+) -> Iterator[TensorSlot]:
+    """Copy tensors into their slots, from any device, and zero what lies between. Yields each slot
+    when it is filled: who reads it then finds it in the cache. In host memory the copy has ended
+    by then.
 
     Raises:
         TransferFailed: if a tensor is not what the manifest says; nothing is converted in silence.
@@ -33,8 +35,10 @@ def pack(
             raise TransferFailed(msg)
         if end < slot.offset:
             bucket[end : slot.offset].zero_()
-        view(bucket, slot).copy_(tensor.detach(), non_blocking=True)
+        on_device = bucket.device.type != "cpu"
+        view(bucket, slot).copy_(tensor.detach(), non_blocking=on_device)
         end = slot.offset + slot.num_bytes
+        yield slot
     if end < len(bucket):
         bucket[end:].zero_()
 
@@ -57,7 +61,7 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.cpu().numpy().data
 
 
-def slot_bytes(bucket: memoryview, slots: Sequence[TensorSlot]) -> Iterator[memoryview]:
+def slot_bytes(bucket: memoryview, slots: Iterable[TensorSlot]) -> Iterator[memoryview]:
     """Yield the bytes of each slot of a bucket."""
     for slot in slots:
         yield bucket[slot.offset : slot.offset + slot.num_bytes]

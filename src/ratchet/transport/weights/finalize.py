@@ -3,9 +3,9 @@
 Consumes the buckets and the trailer that a transport hands over, produces a stamped engine. Waits
 for arrivals, unblocked by the transport, and for the engine. The order is pause, write, verify,
 stamp, resume. The pause begins when everything is here, or as much as the staging memory takes: a
-model of at most two buckets is verified before the engine is touched at all. A failure before the
-first write leaves the engine with its old version, a later one leaves it quarantined; either way it
-is resumed.
+model that it takes as a whole is verified before the engine is touched at all, and an engine that
+can adopt it does so in the place of a copy. A failure before the first write leaves the engine with
+its old version, a later one leaves it quarantined; either way it is resumed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ratchet.errors import WeightsMismatch
-from ratchet.transport.weights.base import LoadReport, WeightSink
+from ratchet.transport.weights.base import AdoptingSink, LoadReport, WeightSink
 from ratchet.transport.weights.buckets import host_bytes, slot_bytes, view
 from ratchet.transport.weights.digest import (
     bucket_digest,
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-
-NUM_STAGING: Final = 2
-"""Buckets that an engine's end holds at once."""
 
 
 class Arrived(NamedTuple):
@@ -55,7 +52,9 @@ class Arrived(NamedTuple):
 
 
 class Arrivals(Protocol):
-    """What a transport hands over. At most `NUM_STAGING` buckets are out at once."""
+    """What a transport hands over. At most `room` buckets are out at once."""
+
+    room: int
 
     async def bucket(self) -> Arrived:
         """Return the next bucket.
@@ -75,6 +74,10 @@ class Arrivals(Protocol):
 
     def release(self, arrived: Arrived) -> None:
         """Give staging memory back for a bucket to come."""
+        ...
+
+    def hand_over(self) -> Callable[[], None]:
+        """Part with the memory of a whole model; call the result when the engine has adopted it."""
         ...
 
 
@@ -130,16 +133,14 @@ class _Load:
 
     async def run(self, mode: PauseMode, *, verify: bool, commit: Callable[[], None]) -> LoadReport:
         start = self._now()
-        await self._stage(NUM_STAGING)
+        await self._stage(self._arrivals.room)
         pause = self._now()
         try:
             await self._sink.pause(mode)
-            for slots in self._buckets:
-                if not self._staged:
-                    await self._stage(1)
-                await self._write(slots)
-            if verify:
-                await self._verify()
+            if isinstance(self._sink, AdoptingSink) and self._can_adopt(self._sink):
+                await self._adopt(self._sink, verify=verify)
+            else:
+                await self._copy(verify=verify)
             commit()
             await self._sink.stamp(self._manifest.version)
         finally:
@@ -165,6 +166,43 @@ class _Load:
         if len(self._digests) == len(self._buckets):
             check_trailer(self._manifest, await self._arrivals.trailer(), self._digests)
         self._move_s += self._now() - start
+
+    def _can_adopt(self, sink: AdoptingSink) -> bool:
+        """Return whether the engine can take what is staged for its own: all of it lies in memory
+        of the right kind, and no two of its parameters would lie in one place.
+        """
+        return (
+            len(self._staged) == len(self._buckets)
+            and all(arrived.bucket.device == sink.adopts for arrived in self._staged)
+            and all(len(names) <= 1 for names in self._owners.values())
+        )
+
+    async def _adopt(self, sink: AdoptingSink, *, verify: bool) -> None:
+        """Hand the staged memory over. What it holds was verified there, so nothing but whether the
+        engine generates with it is left to see.
+        """
+        tensors = {
+            name: view(arrived.bucket, slot)
+            for arrived, slots in zip(self._staged, self._buckets, strict=True)
+            for slot in slots
+            for name in self._owners[slot.name]
+        }
+        adopted = self._arrivals.hand_over()
+        await sink.adopt(tensors)
+        adopted()
+        if verify:
+            held = await sink.read(list(tensors))
+            for (name, tensor), own in zip(tensors.items(), held, strict=True):
+                if not _is_same_memory(own, tensor):
+                    raise self._differs(name)
+
+    async def _copy(self, *, verify: bool) -> None:
+        for slots in self._buckets:
+            if not self._staged:
+                await self._stage(1)
+            await self._write(slots)
+        if verify:
+            await self._verify()
 
     async def _write(self, slots: Sequence[TensorSlot]) -> None:
         arrived = self._staged.popleft()
@@ -197,6 +235,15 @@ class _Load:
             f"after loading version {self._manifest.version}, {name} at the engine is not what the"
             " trainer sent"
         )
+
+
+def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (
+        b.data_ptr(),
+        b.dtype,
+        b.shape,
+        b.stride(),
+    )
 
 
 async def _resume(sink: WeightSink) -> None:

@@ -11,7 +11,7 @@ missed is gathered again for it when they have ended. An end or `stop` unblocks 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from ratchet.transport.weights.base import WeightSource
 from ratchet.transport.weights.buckets import host_bytes, pack, slot_bytes
 from ratchet.transport.weights.digest import bucket_digest, digests_of, make_trailer, whole_digest
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import WeightManifest
+from ratchet.types import TensorSlot, WeightManifest
 
 if TYPE_CHECKING:
     import torch
@@ -126,8 +126,11 @@ class Gathering:
 
     def _gather(self, part: int, bucket: torch.Tensor) -> None:
         slots = self._slots[part]
-        pack(bucket, slots, self._source.read([slot.name for slot in slots]))
-        digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), slots)))
+        packed: Iterable[TensorSlot]
+        packed = pack(bucket, slots, self._source.read([slot.name for slot in slots]))
+        if bucket.device.type != "cpu":
+            packed = list(packed)  # one copy to the host for all
+        digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), packed)))
         if self._digests.setdefault(part, digest) != digest:
             msg = f"the trainer's parameters in bucket {part} changed during the transfer"
             raise TransferFailed(msg)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.finalize import NUM_STAGING, Arrived
+from ratchet.transport.weights.finalize import Arrived
 from ratchet.types import TensorSlot
 
 if TYPE_CHECKING:
@@ -30,11 +30,28 @@ class EngineStuck(TransferFailed):
 class Inbox:
     """The `Arrivals` of one transfer, made on the event loop."""
 
-    def __init__(self, buckets: Sequence[Sequence[TensorSlot]]) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[Sequence[TensorSlot]],
+        staging: Sequence[int],
+        hand_over: Callable[[], Callable[[], None]],
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            buckets: the slots of each.
+            staging: sizes of the buffers that they are received into.
+            hand_over: parts with these buffers.
+        """
         self._buckets = buckets
+        self.staging = staging
+        self.room = len(staging)
+        self.is_whole = len(staging) == len(buckets)
+        """each bucket has a buffer of its own"""
+        self.hand_over = hand_over
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[torch.Tensor | bytes | BaseException] = asyncio.Queue()
-        self._room = threading.Semaphore(NUM_STAGING)
+        self._room = threading.Semaphore(self.room)
         self._num_taken = 0
         self.has = 0
         """parts that were handed over: the buckets, in order, and the trailer; of the thread"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.errors import TransferFailed
@@ -38,7 +38,9 @@ _LAST_POLL_S: Final = 0.005
 
 
 class Link:
-    """What one end owns. Methods other than `run`, `abandon` and `close` belong to its thread."""
+    """What one end owns. Methods belong to its thread, but for `run`, `hand_over`, `abandon` and
+    `close`.
+    """
 
     def __init__(self, host: str, port: int, name: str, device: torch.device) -> None:
         """Own nothing yet.
@@ -153,11 +155,17 @@ class Link:
                 )
         return self._group
 
-    def staging(self, group: Group, num_bytes: int) -> list[torch.Tensor]:
-        """Return the staging buffers in memory that the group can move. They outlive the group, as
-        a load that goes on in another one still holds what arrived in the last.
+    def staging(self, sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+        """Return the staging buffers. They outlive the group, as a load that goes on in another one
+        still holds what arrived in the last.
         """
-        return self._staging.buffers(num_bytes, group.device)
+        return self._staging.buffers(sizes, device)
+
+    def hand_over(self) -> Callable[[], None]:
+        """Part with the staging buffers, on the event loop, when everything has arrived; see
+        `Staging.hand_over`.
+        """
+        return self._staging.hand_over()
 
     def leave(self) -> None:
         """Drop the group; peers that wait on it raise."""

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Final
+
+import torch
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
@@ -31,8 +34,11 @@ from ratchet.transport.weights.meeting import (
 from ratchet.transport.weights.plan import check_specs, slots_by_bucket
 from ratchet.transport.weights.scope import LoadScope
 from ratchet.transport.weights.shared_door import SHARED, host_id
+from ratchet.transport.weights.staging import NUM_STAGING, staging_sizes
 from ratchet.transport.weights.stream import receive_round
 from ratchet.types import PauseMode, WeightManifest, WeightRoute
+
+_HOST: Final = torch.device("cpu")
 
 
 class Receiver:
@@ -97,7 +103,9 @@ class Receiver:
             with contextlib.suppress(TransferFailed):
                 await link.run(lambda: announce(link, route, 1, ready, Deadline(route.timeout_s)))
             raise
-        inbox = Inbox(slots_by_bucket(manifest))
+        inbox = Inbox(
+            slots_by_bucket(manifest), self._staging_sizes(manifest, route), link.hand_over
+        )
         host = host_id() if self._config.shared_memory else ""
         taken = link.run(lambda: _take(link, manifest, route, inbox, host))
         taken.add_done_callback(inbox.ended)
@@ -115,6 +123,13 @@ class Receiver:
         finally:
             # where the engine failed, the rest is received all the same: the others go on
             inbox.drain()
+
+    def _staging_sizes(self, manifest: WeightManifest, route: WeightRoute) -> Sequence[int]:
+        limit = int(self._config.staging_mib * 2**20)
+        sizes = staging_sizes(manifest.bucket_bytes, limit)
+        if route.transport == SHARED and len(sizes) < len(manifest.bucket_bytes):
+            return sizes[:NUM_STAGING]  # they are written from where the trainer has them
+        return sizes
 
     def _connect(self, route: WeightRoute) -> Link:
         """Return the link to the trainer of this route, a new one if it is another trainer."""
@@ -205,7 +220,8 @@ def _receive_shared(
     """Take everything at once: what was lost hold of may have been overwritten."""
     try:
         link.reader.knock(address, route.group, route.rank, deadline)
-        link.reader.receive(manifest, inbox, deadline, link.check)
+        staging = link.staging(inbox.staging, _HOST) if inbox.is_whole else None
+        link.reader.receive(manifest, inbox, staging, deadline, link.check)
     except (OSError, TransferFailed) as error:
         link.reader.leave()
         raise EngineStuck(str(error)) from None

@@ -28,7 +28,7 @@ from ratchet.transport.weights.meeting import GRACE_S, Answers
 from ratchet.transport.weights.plan import make_manifest
 from ratchet.transport.weights.shared_door import SHARED
 from ratchet.transport.weights.shared_lane import Neighbours, SharedLane
-from ratchet.transport.weights.staging import Staging
+from ratchet.transport.weights.staging import NUM_STAGING, Staging
 from ratchet.transport.weights.store import serve_store
 from ratchet.transport.weights.worker import Worker
 from ratchet.types import PolicyVersion, Term, WeightManifest, WeightRoute
@@ -185,11 +185,11 @@ class Sender:
         del self._store
 
     def _gathering(self, transfer: _Transfer) -> Gathering:
-        size = max(transfer.manifest.bucket_bytes)
+        sizes = [max(transfer.manifest.bucket_bytes)] * NUM_STAGING
         device = device_of(transfer.backend)
         points = [plan.point for plan in transfer.lanes.values()]
         allocate: Callable[[], Sequence[torch.Tensor]]
-        allocate = partial(self._staging.buffers, size, device)
+        allocate = partial(self._staging.buffers, sizes, device)
         if SHARED in transfer.lanes:
             self._staging.free()
             allocate = self._neighbours.slots

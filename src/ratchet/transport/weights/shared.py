@@ -72,7 +72,6 @@ class Sharing:
 
     def publish(self, part: int, slot: int = 0) -> None:
         """Say that a bucket is in a slot."""
-        self._segment.settle()
         for rank, reader in list(self._here.items()):
             if not reader.tell(SAYS.pack(part, slot)):
                 self.lose(rank, _HUNG_UP)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ratchet.transport.weights.finalize import NUM_STAGING
 from ratchet.transport.weights.lane import Lane
 from ratchet.transport.weights.meeting import Go, Ready
 from ratchet.transport.weights.shared import SharedRing, Sharing
 from ratchet.transport.weights.shared_door import host_id
+from ratchet.transport.weights.staging import NUM_STAGING
 
 if TYPE_CHECKING:
     import torch

@@ -11,18 +11,20 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import host_bytes
 from ratchet.transport.weights.digest import trailer_bytes
-from ratchet.transport.weights.finalize import NUM_STAGING
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.shared_door import POLL_MS, ROOM, SAYS, knock, name_of
 from ratchet.transport.weights.shared_segment import HELLO_BYTES, SeenSegment
+from ratchet.transport.weights.staging import NUM_STAGING
 
 if TYPE_CHECKING:
+    import torch
+
     from ratchet.transport.weights.inbox import Inbox
     from ratchet.types import WeightManifest
 
@@ -50,33 +52,47 @@ class SharedReader:
         self,
         manifest: WeightManifest,
         inbox: Inbox,
+        staging: Sequence[torch.Tensor] | None,
         deadline: Deadline,
         check: Callable[[], None],
     ) -> None:
         """Take everything, and hand it over as it comes; in use until `finish`.
+
+        Args:
+            manifest: the plan of the transfer.
+            inbox: takes the buckets.
+            staging: memory for all of them. Without, they are handed over where they lie.
+            deadline: for each wait.
+            check: called while it waits; may raise.
 
         Raises:
             TransferFailed: if the trainer hung up, the deadline passed, or from `check`.
             EngineStuck: if the engine took too long.
         """
         segment = self._attach(deadline, check)
-        for part in range(len(manifest.bucket_bytes)):
-            inbox.wait_for_room(deadline)
+        if staging is not None:
             self._give_room()
-            slot = self._expect(part, deadline, check)
-            inbox.put_bucket(segment.slots[slot][: manifest.bucket_bytes[part]])
+        for part, size in enumerate(manifest.bucket_bytes):
+            if staging is None:
+                inbox.wait_for_room(deadline)
+                self._give_room()
+            bucket = segment.slots[self._expect(part, deadline, check)][:size]
+            if staging is not None:
+                bucket = staging[part][:size].copy_(bucket)
+                self._give_room()
+            inbox.put_bucket(bucket)
         self._expect(len(manifest.bucket_bytes), deadline, check)
         inbox.put_trailer(bytes(host_bytes(segment.trailer[: trailer_bytes(manifest)])))
 
     def finish(self, inbox: Inbox, deadline: Deadline) -> None:
-        """Wait until the last buckets are free, and say so.
+        """Wait until the last buckets are free, and say so. Those that were copied are.
 
         Raises:
             EngineStuck: if the engine took too long.
         """
         if self._conn is not None:
             try:
-                for _ in range(NUM_STAGING):
+                for _ in range(0 if inbox.is_whole else NUM_STAGING):
                     inbox.wait_for_room(deadline)
             finally:
                 self.hang_up()

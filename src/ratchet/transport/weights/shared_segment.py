@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from ratchet.transport.weights.finalize import NUM_STAGING
+from ratchet.transport.weights.staging import NUM_STAGING
 
 _HELLO: Final = struct.Struct("<qq")
 HELLO_BYTES: Final = _HELLO.size
@@ -69,16 +69,16 @@ class OwnSegment(Segment):
         """Return whether a transfer of these sizes fits."""
         return slot_bytes <= len(self.slots[0]) and trailer_bytes <= len(self.trailer)
 
-    def settle(self) -> None:
-        """Wait for copies from a device, which go on beside the host where memory is pinned."""
-        if self._pinned:
-            torch.cuda.current_stream().synchronize()
-
     def close(self) -> None:
-        """Give the descriptor up; the memory goes with the last mapping."""
+        """Give the descriptor up; the memory goes with the last mapping. Idempotent: the number may
+        be another file's by then.
+        """
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            return
         if self._pinned:
             _cudart().cudaHostUnregister(self.memory.data_ptr())
-        os.close(self.fd)
+        os.close(fd)
 
 
 class SeenSegment(Segment):

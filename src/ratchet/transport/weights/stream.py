@@ -73,13 +73,17 @@ def receive_round(
         TransferFailed: if the trainer or a peer was lost, or a bucket took too long.
         EngineStuck: if the engine took too long.
     """
-    staging = link.staging(group, max(manifest.bucket_bytes))
+    staging = link.staging(inbox.staging, group.device)
     trailer = group.allocate(trailer_bytes(manifest))
     num_buckets = len(manifest.bucket_bytes)
     wait_for_trailer: Callable[[], None] | None = None
     for part in range(first, num_buckets):
-        inbox.wait_for_room(deadline.within(limit_s))
-        bucket = staging[inbox.has % len(staging)][: manifest.bucket_bytes[part]]
+        has_room = part >= inbox.has or not inbox.is_whole
+        if has_room:
+            inbox.wait_for_room(deadline.within(limit_s))
+            bucket = staging[inbox.has % len(staging)][: manifest.bucket_bytes[part]]
+        else:  # all the memory is spoken for
+            bucket = group.allocate(manifest.bucket_bytes[part])
         is_new = False
         try:
             wait = group.move(bucket, deadline.within(limit_s))
@@ -88,7 +92,7 @@ def receive_round(
             wait()
             is_new = part == inbox.has
         finally:
-            if not is_new:
+            if has_room and not is_new:
                 inbox.return_room()
         if is_new:
             inbox.put_bucket(bucket)

@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.weights import FakeSink, make_tensors, specs_of
+from tests.helpers.weights import AdoptingFakeSink, FakeSink, make_tensors, specs_of
 
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport
-from ratchet.transport.weights.buckets import pack
+from ratchet.transport.weights.buckets import pack, view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
-from ratchet.transport.weights.finalize import NUM_STAGING, Arrived, finalize
+from ratchet.transport.weights.finalize import Arrived, finalize
 from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_bucket
 
 
 class Stage:
     """An engine and arrivals that write into one list of events."""
 
-    def __init__(self, bucket_bytes: int) -> None:
+    room = 2
+
+    def __init__(self, bucket_bytes: int, *, adopts: bool = False) -> None:
         self.tensors = make_tensors(1)
         specs = specs_of(self.tensors, {})
         self.manifest = make_manifest(specs, bucket_bytes, term=1, version=7, step=7)
         self.num_buckets = len(self.manifest.bucket_bytes)
-        self.sink = FakeSink(self.tensors, version=6)
+        self.sink = (AdoptingFakeSink if adopts else FakeSink)(self.tensors, version=6)
         self.events = self.sink.events
         self.owners = check_specs(self.manifest, self.sink.specs())
         self.buckets: list[Arrived] = []
@@ -34,7 +36,7 @@ class Stage:
             slots_by_bucket(self.manifest), self.manifest.bucket_bytes, strict=True
         ):
             bucket = torch.zeros(size, dtype=torch.uint8)
-            pack(bucket, slots, [self.tensors[slot.name] for slot in slots])
+            list(pack(bucket, slots, [self.tensors[slot.name] for slot in slots]))
             self.buckets.append(Arrived.inspect(bucket, slots))
         self.digests = [arrived.digest for arrived in self.buckets]
         self.lost_at: int | None = None
@@ -58,6 +60,10 @@ class Stage:
 
     def release(self, arrived: Arrived) -> None:
         self.num_held -= 1
+
+    def hand_over(self) -> Callable[[], None]:
+        self.events.append("hand over")
+        return lambda: self.events.append("adopted")
 
     def load(self, *, verify: bool = True, commit: Callable[[], None] | None = None) -> LoadReport:
         def committed() -> None:
@@ -98,10 +104,78 @@ def test_a_large_model_is_streamed() -> None:
         *["arrive", "trailer", "write"],
         *["commit", "stamp", "resume"],
     ]
-    assert stage.most_held == NUM_STAGING
+    assert stage.most_held == stage.room
     assert stage.sink.version == 7
     for name, tensor in stage.tensors.items():
         assert torch.equal(stage.sink.tensors[name], tensor)
+
+
+def test_a_large_model_that_fits_into_staging_memory_is_verified_before_the_pause() -> None:
+    stage = Stage(100_000)
+    stage.room = 8
+    stage.load(verify=False)
+    assert stage.events == [
+        *["arrive"] * 8,
+        *["trailer", "pause"],
+        *["write"] * 8,
+        *["commit", "stamp", "resume"],
+    ]
+    assert stage.sink.version == 7
+
+
+def test_an_engine_that_can_adopt_generates_with_the_memory_that_was_verified() -> None:
+    stage = Stage(100_000, adopts=True)
+    stage.room = 8
+    stage.load()
+    assert stage.events == [
+        *["arrive"] * 8,
+        *["trailer", "pause", "hand over", "adopt", "adopted", "read"],
+        *["commit", "stamp", "resume"],
+    ]
+    assert stage.sink.version == 7
+    for slots, arrived in zip(slots_by_bucket(stage.manifest), stage.buckets, strict=True):
+        for slot in slots:
+            own = stage.sink.tensors[slot.name]
+            assert torch.equal(own, stage.tensors[slot.name])
+            assert own.data_ptr() == view(arrived.bucket, slot).data_ptr()
+
+
+@pytest.mark.parametrize("why", ["streamed", "device", "untied"])
+def test_an_engine_that_could_adopt_copies_where_it_must(why: str) -> None:
+    stage = Stage(100_000, adopts=True)
+    stage.room = 2 if why == "streamed" else 8
+    if why == "device":
+        stage.sink.adopts = torch.device("meta")  # type: ignore[attr-defined]
+    if why == "untied":  # two parameters of the engine's own would share memory
+        stage.sink.tensors["copy"] = stage.sink.tensors["embed.weight"].clone()
+        stage.owners = {**stage.owners, "embed.weight": ("embed.weight", "copy")}
+    stage.load()
+    assert "adopt" not in stage.events
+    assert stage.events.count("write") == 8
+    assert stage.sink.version == 7
+
+
+@pytest.mark.parametrize("fault", ["copy", "other", "transit"])
+def test_an_engine_that_does_not_generate_with_what_was_verified_is_caught(fault: str) -> None:
+    stage = Stage(100_000, adopts=True)
+    stage.room = 8
+    name = "layers.3.weight"
+    tensors = stage.sink.tensors
+
+    def spoil() -> None:
+        tensors[name] = tensors[name].clone() if fault == "copy" else tensors["layers.4.weight"]
+
+    if fault == "transit":
+        stage.buckets[0].bucket[3] ^= 4
+        stage.buckets[0] = Arrived.inspect(
+            stage.buckets[0].bucket, slots_by_bucket(stage.manifest)[0]
+        )
+    else:
+        stage.sink.on["read"] = spoil
+    with pytest.raises(WeightsMismatch, match="bucket 0" if fault == "transit" else name):
+        stage.load()
+    assert stage.sink.version == (6 if fault == "transit" else None)
+    assert "stamp" not in stage.events
 
 
 @pytest.mark.parametrize("lost_at", [0, 1])

@@ -33,9 +33,12 @@ TRAILER = bytes(range(16 * (NUM_BUCKETS + 1)))
 class Taker:
     """An inbox whose engine keeps a copy of each bucket as soon as it may."""
 
+    is_whole = False
+
     def __init__(self, rooms: int | None = None) -> None:
         self.rooms = threading.Semaphore(10**6 if rooms is None else rooms)
         self.buckets: list[torch.Tensor] = []
+        self.keep: Callable[[torch.Tensor], torch.Tensor] = torch.clone
         self.trailer = b""
         self.took: dict[int, threading.Event] = {n: threading.Event() for n in range(NUM_BUCKETS)}
 
@@ -46,7 +49,7 @@ class Taker:
 
     def put_bucket(self, bucket: torch.Tensor) -> None:
         self.took[len(self.buckets)].set()
-        self.buckets.append(bucket.clone())
+        self.buckets.append(self.keep(bucket))
 
     def put_trailer(self, trailer: bytes) -> None:
         self.trailer = trailer
@@ -80,7 +83,7 @@ class Ends:
             reader.knock(self.ring.address, name, rank, Deadline(timeout_s))
         loads = {
             rank: self.pool.submit(
-                self.readers[rank].receive, MANIFEST, taker, Deadline(timeout_s), nothing
+                self.readers[rank].receive, MANIFEST, taker, None, Deadline(timeout_s), nothing
             )
             for rank, taker in takers.items()
         }
@@ -109,6 +112,34 @@ def send(
         sharing.publish(index, index % 2)
     if buckets.stop == NUM_BUCKETS:
         sharing.publish_trailer(NUM_BUCKETS, TRAILER)
+
+
+def test_a_reader_with_memory_of_its_own_keeps_nobody_waiting(ends: Ends) -> None:
+    """It copies each bucket before it gives room, so what it has stays what it was."""
+    taker = Taker(rooms=0)
+    taker.is_whole = True
+    taker.keep = lambda bucket: bucket
+    staging = [torch.zeros(size, dtype=torch.uint8) for size in MANIFEST.bucket_bytes]
+    ends.ring.reserve(MANIFEST)
+    sharing = ends.ring.open("transfer", [1])
+    reader = ends.readers[1] = SharedReader()
+    reader.knock(ends.ring.address, "transfer", 1, Deadline(20.0))
+    load = ends.pool.submit(reader.receive, MANIFEST, taker, staging, Deadline(20.0), nothing)
+    send(sharing)
+    load.result(10)
+    check_all(taker)
+    assert {bucket.data_ptr() for bucket in taker.buckets} == {b.data_ptr() for b in staging}
+    reader.finish(taker, Deadline(5.0))  # type: ignore[arg-type]
+    assert sharing.wait_until_read(Deadline(5.0), nothing)
+
+
+def test_memory_is_closed_once() -> None:
+    segment = OwnSegment(64, 64)
+    number = segment.fd
+    segment.close()
+    with os.fdopen(os.dup2(os.open(os.devnull, os.O_RDONLY), number)):
+        segment.close()
+        os.fstat(number)
 
 
 def check_all(taker: Taker, number: int = 0) -> None:
@@ -225,7 +256,7 @@ def test_a_check_ends_the_wait_of_either_end(ends: Ends) -> None:
     reader = SharedReader()
     reader.knock(ends.ring.address, "another", 1, Deadline(1.0))
     with pytest.raises(TransferFailed, match="given up"):
-        reader.receive(MANIFEST, Taker(), Deadline(20.0), give_up)  # type: ignore[arg-type]
+        reader.receive(MANIFEST, Taker(), None, Deadline(20.0), give_up)  # type: ignore[arg-type]
     reader.leave()
 
 
@@ -258,7 +289,7 @@ def test_memory_that_is_still_read_is_left_to_its_reader(ends: Ends) -> None:
     sharing = ends.ring.open("next", [2])
     reader = ends.readers[2] = SharedReader()
     reader.knock(ends.ring.address, "next", 2, Deadline(5.0))
-    load = ends.pool.submit(reader.receive, MANIFEST, taker, Deadline(5.0), nothing)
+    load = ends.pool.submit(reader.receive, MANIFEST, taker, None, Deadline(5.0), nothing)
     send(sharing, 1)
     load.result(10)
     check_all(taker, 1)
@@ -282,7 +313,7 @@ def test_a_stranger_at_the_door_is_turned_away(ends: Ends) -> None:
     send(sharing)
     loads[1].result(10)
     with pytest.raises(TransferFailed, match="goes on without this engine"):
-        stranger.receive(MANIFEST, taker, Deadline(5.0), nothing)  # type: ignore[arg-type]
+        stranger.receive(MANIFEST, taker, None, Deadline(5.0), nothing)  # type: ignore[arg-type]
     stranger.leave()
 
 
@@ -329,7 +360,7 @@ def test_processes_of_this_host_know_each_other() -> None:
 def _read_and_stop(address: str) -> None:
     reader = SharedReader()
     reader.knock(address, "transfer-1", 1, Deadline(20.0))
-    reader.receive(MANIFEST, Stopper(), Deadline(20.0), nothing)  # type: ignore[arg-type]
+    reader.receive(MANIFEST, Stopper(), None, Deadline(20.0), nothing)  # type: ignore[arg-type]
 
 
 class Stopper(Taker):

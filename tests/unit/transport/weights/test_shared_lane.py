@@ -36,7 +36,11 @@ class Pair:
         bucket_mib: float = 0.125,
     ) -> None:
         self.config = WeightsConfig(
-            transport=transport, timeout_s=timeout_s, bucket_mib=bucket_mib, verify=False
+            transport=transport,
+            timeout_s=timeout_s,
+            bucket_mib=bucket_mib,
+            staging_mib=2 * bucket_mib,
+            verify=False,
         )
         alone = self.config.model_copy(update={"shared_memory": False})
         self.source = FakeSource(make_tensors(1))
