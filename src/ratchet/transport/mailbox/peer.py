@@ -232,10 +232,21 @@ class Peer:
         if not self._hub.is_newest(self.name, newer):
             self._retired.append(incarnation)
 
+    def _readmit(self, incarnation: str) -> None:
+        """Begin anew with a process that was replaced here. It may remember the session that it had
+        before, so it has to dial once more, and finds another one.
+        """
+        self._retired.remove(incarnation)
+        self._give_up(ActorDead(f"{self.name} has been replaced"), life=self._new_life())
+
     def take(self, connection: Connection) -> bool:
         """Use a connection that has just opened, unless the present one is to be kept."""
         hello = connection.handshake.peer
-        if hello is None or not self._prefers(connection):
+        # a newer process may have come during the hello
+        if hello is None or not self.admits(hello.incarnation) or not self._prefers(connection):
+            return False
+        if hello.incarnation in self._retired:
+            self._readmit(hello.incarnation)
             return False
         previous_life = self.incarnation
         if previous_life is not None and previous_life != hello.incarnation:

@@ -11,6 +11,7 @@ from tests.unit.transport.mailbox.test_node import ask, note, virtual
 from ratchet.errors import ActorDead
 from ratchet.messages import VersionBurnt
 from ratchet.transport.mailbox.book import AddressBook
+from ratchet.transport.mailbox.connection import Connection, Link
 
 
 async def two(town: Town, book: AddressBook) -> tuple[Host, Host, Host]:
@@ -33,6 +34,13 @@ async def refused(host: Host) -> None:
         await ask(host.node.ref("a"), timeout=600.0)
 
 
+async def comes_back(host: Host) -> None:
+    """What it has said before is not known any more, and it is told."""
+    with pytest.raises(ActorDead, match="a gave this node up"):
+        await ask(host.node.ref("a"))
+    await ask(host.node.ref("a"))
+
+
 def test_without_a_word_the_last_that_came_is_the_newest() -> None:
     async def play(town: Town) -> None:
         _, first, second = await two(town, AddressBook())
@@ -51,7 +59,7 @@ def test_the_registry_brings_back_who_came_first_here() -> None:
         book.learn("b", "", "b/3")
         book.learn("b", "", "b/2")
         await asyncio.sleep(town.limits.hello_s)  # a refusal counts for so long
-        await ask(first.node.ref("a"))
+        await comes_back(first)
         await refused(second)
         await ask(first.node.ref("a"))
 
@@ -63,11 +71,9 @@ def test_one_that_is_not_announced_yet_is_not_shut_out_by_the_one_that_is() -> N
         book = AddressBook()
         book.learn("b", "", "b/2")
         _, first, second = await two(town, book)
-        await ask(first.node.ref("a"))
+        await comes_back(first)
         book.learn("b", "", "b/3")
-        with pytest.raises(ActorDead, match="a gave this node up"):
-            await ask(second.node.ref("a"))
-        await ask(second.node.ref("a"))
+        await comes_back(second)
         await refused(first)
 
     virtual(play)
@@ -82,5 +88,23 @@ def test_a_life_that_is_not_the_newest_is_refused_although_it_comes_first() -> N
         late = await town.start("b")
         await refused(late)
         assert a.inbox.told == []
+
+    virtual(play)
+
+
+def test_one_that_is_replaced_during_its_hello_does_not_replace_the_newer() -> None:
+    async def play(town: Town) -> None:
+        a = await town.start("a")
+        first = await town.start("b")
+        done = a.node.on_hello_done
+
+        def meanwhile(connection: Connection) -> Link | None:
+            peer = a.node._peer("b")
+            peer._retire("b/2", "b/3")
+            return done(connection)
+
+        a.node.on_hello_done = meanwhile  # type: ignore[method-assign]
+        await refused(first)
+        assert a.node._peer("b").incarnation is None
 
     virtual(play)
