@@ -30,15 +30,17 @@ class EngineWeights:
             WeightsMismatch: if a name, shape or dtype is not the model's; the text names it.
         """
         for name, value in tensors.items():
-            weight = self._named(name)
-            if weight.shape != value.shape or weight.dtype != value.dtype:
-                msg = (
-                    f"{name} is {weight.dtype} {tuple(weight.shape)} in the engine, but"
-                    f" {value.dtype} {tuple(value.shape)} came"
-                )
-                raise WeightsMismatch(msg)
             with torch.no_grad():
-                weight.copy_(value)
+                self._fitting(name, value).copy_(value)
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put tensors in the place of the model's own, tied ones too, as these are one tensor.
+
+        Raises:
+            WeightsMismatch: as for `write`.
+        """
+        for name, value in tensors.items():
+            self._fitting(name, value).data = value
 
     def read(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Return the model's own tensors.
@@ -47,6 +49,16 @@ class EngineWeights:
             WeightsMismatch: if the model has no such tensor.
         """
         return [self._named(name).detach() for name in names]
+
+    def _fitting(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        weight = self._named(name)
+        if weight.shape != value.shape or weight.dtype != value.dtype:
+            msg = (
+                f"{name} is {weight.dtype} {tuple(weight.shape)} in the engine, but"
+                f" {value.dtype} {tuple(value.shape)} came"
+            )
+            raise WeightsMismatch(msg)
+        return weight
 
     def _named(self, name: str) -> torch.Tensor:
         weight = self._weights.get(name)

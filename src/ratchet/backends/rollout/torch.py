@@ -187,6 +187,16 @@ class TorchEngine:
         """
         await self._thread.call(partial(self._write, tensors))
 
+    @property
+    def adopts(self) -> torch.device | None:
+        """Host memory, for a whole model there; a GPU copies in no time, an adapter is small."""
+        on_host = torch.device(self._device).type == "cpu"
+        return torch.device("cpu") if on_host and self._lora is None else None
+
+    async def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Generate with these tensors themselves; quarantined until `stamp`; raises as `write`."""
+        await self._thread.call(partial(self._adopt, tensors))
+
     async def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
         """Return the model's own tensors, not copies: they are good until the next `write`.
 
@@ -274,6 +284,10 @@ class TorchEngine:
         if self._paused_at is not None:
             self._paused_s += time.perf_counter() - self._paused_at
             self._paused_at = None
+
+    def _adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._loaded.batch.version = None
+        self._loaded.weights.adopt(tensors)
 
     def _write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._loaded.batch.version = None

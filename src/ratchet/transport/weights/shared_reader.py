@@ -70,7 +70,7 @@ class SharedReader:
             EngineStuck: if the engine took too long.
         """
         segment = self._attach(deadline, check)
-        if staging is not None:
+        for _ in staging[:NUM_STAGING] if staging is not None else ():
             self._give_room()
         for part, size in enumerate(manifest.bucket_bytes):
             if staging is None:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.helpers.tiny_models import write_tiny_model
@@ -23,8 +24,8 @@ from ratchet.backends.rollout import _kv_cache
 from ratchet.backends.rollout._batch import Batch
 from ratchet.backends.rollout.base import RolloutEngine, SamplingParams
 from ratchet.backends.rollout.torch import TorchEngine, create_engine
-from ratchet.config import parse_config
-from ratchet.errors import ConfigError, GenerationFailed
+from ratchet.config import LoraConfig, parse_config
+from ratchet.errors import ConfigError, GenerationFailed, WeightsMismatch
 
 SHORT = SamplingParams(max_tokens=5, temperature=1.0, seed=1)
 
@@ -84,6 +85,44 @@ def test_specs_list_tied_names_with_the_one_that_travels(directory: Path) -> Non
         assert [s.name for s in specs.values() if s.alias_of] == ["lm_head.weight"]
         assert specs["model.norm.weight"] == ("model.norm.weight", "float32", (32,), None)
         await engine.close()
+
+    run(scenario())
+
+
+def test_it_generates_with_what_it_adopts_as_with_what_it_copies(directory: Path) -> None:
+    async def scenario() -> None:
+        copying, adopting = TorchEngine(directory), TorchEngine(directory)
+        results = []
+        for engine in (copying, adopting):
+            await engine.start()
+            names = [spec.name for spec in engine.specs() if spec.alias_of is None]
+            new = {
+                name: tensor * 1.5
+                for name, tensor in zip(names, await engine.read(names), strict=True)
+            }
+            assert engine.adopts == torch.device("cpu")
+            await (engine.adopt(new) if engine is adopting else engine.write(new))
+            assert engine.version is None
+            held = dict(zip(names, await engine.read(names), strict=True))
+            assert all(torch.equal(held[name], new[name]) for name in names)
+            same = [held[name].data_ptr() == new[name].data_ptr() for name in names]
+            assert same == [engine is adopting] * len(names)
+            (tied,) = await engine.read(["lm_head.weight"])
+            assert tied.data_ptr() == held["model.embed_tokens.weight"].data_ptr()
+            await engine.stamp(3)
+            results.append(await engine.generate([5, 6, 7], SHORT))
+            with pytest.raises(
+                WeightsMismatch, match=r"model\.norm\.weight is torch\.float32 \(32,\)"
+            ):
+                await engine.adopt({"model.norm.weight": torch.zeros(31)})
+            await engine.close()
+        copied, adopted = results
+        assert copied.token_ids == adopted.token_ids
+        logprobs = [np.frombuffer(result.logprobs.data, np.float32) for result in results]
+        # kernels sum in another order where memory is aligned in another way
+        assert np.allclose(*logprobs, rtol=0, atol=1e-5)
+        assert TorchEngine(directory, device="cuda").adopts is None
+        assert TorchEngine(directory, lora=LoraConfig()).adopts is None
 
     run(scenario())
 
