@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import math
 import secrets
 import subprocess
@@ -120,6 +121,7 @@ def main() -> int:
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with this fault put back")
     parser.add_argument("--find", help="a mutant, or all: the first world that catches it")
     options = parser.parse_args()
+    gc.freeze()  # torch is large, and nothing of it ends before the end
     if options.find is not None:
         names = sorted(MUTANTS) if options.find == "all" else [options.find]
         found = [find(name, options.first or 0, options.worlds or 300) for name in names]

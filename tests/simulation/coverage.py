@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-from tests.simulation import faults
+from tests.simulation import faults, weight_faults
 
 from ratchet import messages
 from ratchet.storage.groups import STATES
@@ -40,8 +40,9 @@ def kinds_of_faults() -> frozenset[str]:
     """The names of all faults."""
     return frozenset(
         cls.__name__
-        for cls in vars(faults).values()
+        for cls in (*vars(faults).values(), *vars(weight_faults).values())
         if isinstance(cls, type) and issubclass(cls, faults.Fault) and cls is not faults.Fault
+        if not cls.__name__.startswith("_")
     )
 
 

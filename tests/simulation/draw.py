@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.helpers.config import small_config
 from tests.simulation import faults as f
+from tests.simulation import weight_faults
 from tests.simulation.world import Delays, Links
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
@@ -113,6 +114,8 @@ def draw(seed: int) -> Plan:
     if rng.random() < 0.1:
         drawn.append(_last(rng, horizon, links.limits.dead_s))
     drawn += _rare(seed, horizon, links.limits.dead_s)
+    weights = config.weights
+    drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
     return Plan(
         seed=seed,
         config=config,
@@ -170,7 +173,8 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
             "batch_timeout_s": 50.0 if hopeless else 4e4,
         },
         # by the seed, not by a draw: the worlds of the other seeds stay what they were
-        weights={"timeout_s": rng.choice([20.0, 60.0]), "snapshot": seed % 7 == 6},
+        weights={"timeout_s": rng.choice([20.0, 60.0]), "snapshot": seed % 7 == 6}
+        | weight_faults.draw_config(seed),
         eval={"num_prompts": rng.choice([0, 0, 3, 8])},
         runtime={"ask_timeout_s": links.limits.delivery_s} | _supervision(seed),
     )

@@ -18,6 +18,7 @@ import numpy as np
 from tests.simulation import supervision
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
+from tests.simulation.weight_checks import WeightChecks
 
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY
 from ratchet.messages import (
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 _JUDGED_S = 40.0
 """A finish waits for nothing but the registry's word on a version, if the registry is heard."""
 
-_OUTSIDE = ("AskTimeout", "ActorDead", "given up", "lost the registry")
-"""Why a worker may end on its own: the world has cut it off."""
+_OUTSIDE = ("AskTimeout", "ActorDead", "given up", "lost the registry", "of the engine is lost")
+"""Why a worker may end on its own: the world has cut it off, or broken its engine."""
 
 _FENCED = (
     "fenced by term",
@@ -56,9 +57,15 @@ _FENCED = (
 )
 """How an older trainer may end: told so, or not heard any more."""
 
-_MISS_A_VERSION = {"TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer"}
+_MISS_A_VERSION = {
+    "TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer",
+    "TakeOverInTransfer", "KillInTransfer", "FreezeInTransfer", "BreakTransfer", "FailingEngine",
+}  # fmt: skip
 
-_ABORTS = {"Sabotage", "Kill", "DoubleStart", "Freeze", "Silence", "TakeOver", "Crash", "BadDisk"}
+_ABORTS = {
+    "Sabotage", "Kill", "DoubleStart", "Freeze", "Silence", "TakeOver", "Crash", "BadDisk",
+    "TakeOverInTransfer", "KillInTransfer", "FreezeInTransfer", "FailingEngine",
+}  # fmt: skip
 """Faults that may end a generation."""
 
 _EVERY = 20
@@ -93,6 +100,7 @@ class Watch:
         self._batched: dict[int, int] = {}
         self._num_seen = 0
         self._links = Links(world.network, exact=not plan.delays_bytes)
+        self._weights = WeightChecks(plan, world)
         for fault in plan.faults:
             if fault.kind == "Freeze":
                 late = fault.at + self._links.patience_s + world.network.limits.heartbeat_s
@@ -133,6 +141,8 @@ class Watch:
                 self._live.add(message.version)
             case _:
                 pass
+        for problem in (*self._weights.told(message), *self._weights.check()):
+            self._expect(False, *problem)
         if receiver == BUFFER:
             (num_open,) = self._world.ledger._sql.execute(_OPEN).fetchone()
             self._expect(num_open <= self._capacity, "I5", f"{num_open} groups are open")
@@ -208,9 +218,6 @@ class Watch:
 
     def _engines_only_forward(self) -> None:
         for worker in self._world.lives:
-            stuck = worker.engine._paused and worker.receiver._waiting is None
-            if stuck and worker.host.lives:
-                self._expect(False, "I7", f"{worker.incarnation} is paused, and nothing loads")
             key = worker.name, worker.incarnation
             stamped = worker.engine.stamped
             if len(stamped) == self._num_stamped[key]:
@@ -270,6 +277,8 @@ class Watch:
     def finish(self) -> None:
         """Check what can only be said of a whole run."""
         self._engines_only_forward()
+        for problem in self._weights.at_end():
+            self._expect(False, *problem)
         for problem in supervision.check(self._world, heard=not (self.fatal or self._plan.blinds)):
             self._expect(False, "I7", problem)
         if self.fatal:
@@ -382,7 +391,7 @@ class Watch:
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
         budget = self._plan.config.buffer
         retries = budget.max_retries if budget.unused == "retry" else 0
-        taken_over = any(fault.kind == "TakeOver" for fault in self._plan.faults)
+        taken_over = any("TakeOver" in fault.kind for fault in self._plan.faults)
         for row in rows:
             most = retries + budget.max_reissues
             self._expect(row.attempt <= most, "I3", f"{row.group_id}: attempt {row.attempt}")

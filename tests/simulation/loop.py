@@ -164,6 +164,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         )
         self.ending = False
         """the simulation is over, and what is left of it is being cancelled"""
+        self.threads: dict[Any, None] = {}
+        """of the product, which run here as well (`threads.py`)"""
+        self.at_close: list[Callable[[], object]] = []
 
     @property
     def now(self) -> float:
@@ -239,6 +242,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def tasks(self) -> list[asyncio.Task[Any]]:
         """What `asyncio.all_tasks` returns, but in the order in which they began."""
         return [task for task in self._tasks if not task.done()]
+
+    def close(self) -> None:
+        """End for good, then do what was to be done after that."""
+        super().close()
+        while self.at_close:
+            self.at_close.pop()()
 
     def _run_once(self) -> None:
         if self._order is not None and len(self._ready) > 1:  # type: ignore[has-type]

@@ -128,6 +128,8 @@ class Network:
         )
         self.trace: list[tuple[float, str, str, str]] = []
         self.observers: list[Observer] = []
+        self.deaths: list[Callable[[Process], object]] = []
+        """told of each process that has died"""
         self.hosts: dict[str, Host] = {}
         """the newest life of each name"""
         self._lives = itertools.count(1)
@@ -149,7 +151,8 @@ class Network:
         """End a process at once: SIGKILL."""
         if host.lives:
             host.process.die(self.loop)
-            self.wire.bury(host.process)
+            for hear in (self.wire.bury, *self.deaths):
+                hear(host.process)
 
     async def leave(self, host: Host) -> None:
         """End a process as a role's does that has ended: what it has said is sent."""

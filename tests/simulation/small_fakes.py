@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 from tests.simulation.small_life import WEIGHTS, Life
+from tests.simulation.weight_ends import SeenEngine
 from tests.simulation.weights import FakeReceiver, Weights, Wire, digest_of
-from tests.simulation.world import RecordingBackend, SeenEngine
+from tests.simulation.world import RecordingBackend
 
 from ratchet.backends.rollout.fake import _completion, fake_token
 from ratchet.errors import TransferFailed

@@ -224,6 +224,10 @@ class SimulatedWire:
         """Hold back what is sent from now on: sent again and again until the path is whole."""
         self._held_until[sender, receiver] = self.loop.now + seconds
 
+    def held_s(self, sender: str, receiver: str) -> float:
+        """For how long what is sent is still held back."""
+        return self._held_until.get((sender, receiver), 0.0) - self.loop.now
+
     def cut(self, name: str) -> None:
         """Lose every connection of a process, in the middle of whatever is under way."""
         for end in self.ends.of(name):

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tests.simulation.disk import synced
+from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.sessions import Host, Network
-from tests.simulation.weights import FakeReceiver, FakeSender, FakeSnapshot, Weights, Wire
+from tests.simulation.weight_ends import (
+    NUM_PARTS,
+    PART,
+    HeldSnapshot,
+    RecordingSender,
+    SeenEngine,
+    SeenReceiver,
+    Sink,
+    Source,
+    Weights,
+    in_memory,
+)
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
@@ -22,7 +34,7 @@ from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.backends.rollout.base import SamplingParams
-from ratchet.backends.rollout.fake import FakeEngine, fake_token
+from ratchet.backends.rollout.fake import fake_token
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.config import Config
@@ -155,18 +167,6 @@ class SeenTrainer(TrainerActor):
         SeenTrainer.last = self
 
 
-class SeenEngine(FakeEngine):
-    """Remembers each version that it was stamped with, and the weights that it held then."""
-
-    def __init__(self, **script: Any) -> None:
-        super().__init__(**script)
-        self.stamped: list[tuple[int, Weights]] = []
-
-    async def stamp(self, version: int) -> None:
-        await super().stamp(version)
-        self.stamped.append((version, self.weights))
-
-
 class KeptVersions(VersionStore):
     """Can be read after its registry has stopped."""
 
@@ -248,7 +248,7 @@ class Worker:
     engine: SeenEngine
     end: ProcessEnd
     ref: LocalRef
-    receiver: FakeReceiver
+    receiver: SeenReceiver
     started: float
     """when"""
 
@@ -280,11 +280,14 @@ class World:
             drift=links.drift,
             moves=links.moves,
         )
-        self.wire = Wire(
-            move_s=self.delays.move_s,
-            load_s=self.delays.load_s,
-            timeout_s=config.weights.timeout_s,
+        self.wire = Fabric(
+            loop,
+            seed,
+            move_s=self.delays.move_s / NUM_PARTS,
+            held_s=self.network.wire.held_s,
         )
+        self.network.deaths.append(self.wire.bury)
+        self.weights_config = in_memory(config.weights)
         self.trouble = Trouble()
         self.logs: dict[str, RecordingLog] = {}
         self.trainers: list[Trainer] = []
@@ -332,7 +335,7 @@ class World:
         """Start a trainer; an older one of that name can no longer be reached, and lives on."""
         step_s = self.delays.step_s
         backend = RecordingBackend(
-            size=4,
+            size=PART,
             seed=self._seed + len(self.trainers),
             forward_backward_s=step_s * 0.8,
             optimizer_s=step_s * 0.2,
@@ -342,7 +345,8 @@ class World:
         def read() -> Weights:
             return backend.weights
 
-        snapshot = FakeSnapshot(read) if self.config.weights.snapshot else None
+        source = Source(read, self.delays.move_s / NUM_PARTS / 4)
+        snapshot = HeldSnapshot(source) if self.config.weights.snapshot else None
         host, ref, end = self._start(
             name,
             lambda host: SeenTrainer.start(
@@ -350,7 +354,12 @@ class World:
                 self._role("trainer", host),
                 config=self.config,
                 backend=backend,
-                sender=FakeSender(self.wire, snapshot.weights if snapshot else read),
+                sender=RecordingSender(
+                    self.wire,
+                    self.weights_config,
+                    snapshot or source,
+                    snapshot.weights if snapshot else read,
+                ),
                 snapshot=snapshot,
                 output=output,
                 warm_start_prompts=[],
@@ -370,7 +379,11 @@ class World:
         self.launchers.append(launcher)
 
     def _start_worker(self, name: str) -> Worker:
-        engine, receiver = SeenEngine(delay_s=self._delay), FakeReceiver(self.wire)
+        engine = SeenEngine(delay_s=self._delay, size=PART * NUM_PARTS)
+        if name in self.workers:  # what the device held is still there, and is no version's
+            engine._weights = self.workers[name].engine.weights
+        sink = Sink(engine, self.wire, self.delays.load_s, adopts=self._seed % 3 == 0)
+        receiver = SeenReceiver(self.wire, self.weights_config, sink)
         host, ref, end = self._start(
             name,
             lambda host: RolloutActor.start(

@@ -13,6 +13,7 @@ from tests.simulation.mutants import (  # noqa: F401 - each registers its own
     session,
     supervisor,
     versions,
+    weights,
 )
 from tests.simulation.mutants.base import MUTANTS, Mutant, planted
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from tests.simulation.mutants.base import Patches, mutant
-from tests.simulation.weights import FakeReceiver, digest_of
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
@@ -14,8 +13,6 @@ from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
-from ratchet.backends.rollout.fake import NAME
-from ratchet.errors import WeightsMismatch
 from ratchet.messages import ClaimPrompts
 
 
@@ -33,21 +30,6 @@ def credit_lost() -> Patches:
             self.system.ref("buffer").tell(message)
 
     return [(RolloutActor, "_claim", claim)]
-
-
-@mutant("an engine stays paused after a failed load (trl#6796)", seed=26, fake=True)
-def paused_after_a_failed_load() -> Patches:
-    async def load(
-        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
-    ) -> Any:
-        if digest_of(weights) == digest:
-            return await original(self, weights, digest, manifest, sink, mode)
-        await sink.pause(mode)
-        await sink.write({NAME: weights})
-        raise WeightsMismatch("and nobody resumes")
-
-    original = FakeReceiver._load
-    return [(FakeReceiver, "_load", load)]
 
 
 @mutant("a late engine is never offered the live version", seed=92, slow=True)

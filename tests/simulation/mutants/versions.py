@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.mutants.base import Patches, mutant
-from tests.simulation.weights import FakeReceiver, FakeSender, digest_of
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.rollout import RolloutActor
 from ratchet.backends.rollout.fake import FakeEngine
-from ratchet.errors import GenerationFailed, WeightsMismatch
+from ratchet.errors import GenerationFailed
 from ratchet.messages import BurnVersion, ClaimPrompts, CommitVersion
 from ratchet.staleness import Lineage, Position
 from ratchet.storage.versions import VersionStore
@@ -117,32 +116,6 @@ def version_read_after_the_await() -> Patches:
     return [(FakeEngine, "generate", stamped_late)]
 
 
-@mutant("a failed write is swallowed and the version stamped (miles p2p)", seed=26, fake=True)
-def stamped_without_a_digest() -> Patches:
-    async def load(
-        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
-    ) -> Any:
-        return await original(self, weights, digest_of(weights), manifest, sink, mode)
-
-    original = FakeReceiver._load
-    return [(FakeReceiver, "_load", load)]
-
-
-@mutant("the version is stamped, then the digest is looked at", seed=26, fake=True)
-def stamped_before_the_digest() -> Patches:
-    original = FakeReceiver._load
-
-    async def load(
-        self: Any, weights: Any, digest: str, manifest: Any, sink: Any, mode: Any
-    ) -> Any:
-        report = await original(self, weights, digest_of(weights), manifest, sink, mode)
-        if report.digest != digest:
-            raise WeightsMismatch("too late")
-        return report
-
-    return [(FakeReceiver, "_load", load)]
-
-
 @mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=25)
 def engine_takes_any_term() -> Patches:
     load = RolloutActor._load_weights
@@ -180,22 +153,6 @@ def own_counter() -> Patches:
         return version
 
     return [(VersionStore, "reserve", reserve)]
-
-
-@mutant("weights are never delivered, and it looks like staleness (verl#7495)", seed=122, fake=True)
-def first_weights_for_ever() -> Patches:
-    send = FakeSender.send
-
-    async def again(self: Any, *args: Any, **options: Any) -> Any:
-        weights = self._weights
-        first = self.__dict__.setdefault("_first", weights())
-        self._weights = lambda: first
-        try:
-            return await send(self, *args, **options)
-        finally:
-            self._weights = weights
-
-    return [(FakeSender, "send", again)]
 
 
 @mutant("a publish aborts the generations in flight (miles#2372)", seed=122, fake=True)
