@@ -923,12 +923,14 @@ def _on_bucket(
 
 
 @pytest.mark.parametrize("at", [0, 5, LAST])
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("staging_mib", [None, pytest.param(WHOLE, id="staged")])
+@pytest.mark.parametrize(
+    ("place", "staging_mib"),
+    [(0, None), (1, None), (2, None), pytest.param(1, WHOLE, id="1-staged")],
+)
 def test_an_engine_killed_in_the_middle_costs_the_others_nothing(
     transport: str,
-    staging_mib: float | None,
     place: int,
+    staging_mib: float | None,
     at: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

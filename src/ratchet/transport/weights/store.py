@@ -87,8 +87,12 @@ def connect_store(
                     timeout=min(deadline.left, _CONNECT),
                 )
             )
-        except TransferFailed:  # it may have gone meanwhile, or it is slow
+        except TransferFailed as error:  # it may have gone meanwhile, or one of the two is slow
             if not deadline.left_s:
-                raise
+                msg = (
+                    f"could not connect to the trainer's store at {host}:{port} within"
+                    f" {deadline.timeout_s:.3g} s; the last try: {error}"
+                )
+                raise TransferFailed(msg) from None
         else:
             return store, address

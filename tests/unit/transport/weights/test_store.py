@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights import store as store_module
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.store import connect_store, serve_store
 
@@ -26,6 +27,20 @@ def test_a_store_is_served_on_one_address_only() -> None:
     client.set("key", "value")
     assert store.get("key") == b"value"
     assert address == HOST
+
+
+def test_a_store_that_stands_still_is_named_with_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(connect: object) -> None:
+        msg = "the client socket has timed out"
+        raise TransferFailed(msg)
+
+    store, host, port = serve_store(HOST)
+    monkeypatch.setattr(store_module, "called", late)
+    with pytest.raises(TransferFailed, match=rf"at {HOST}:{port} within 0\.2 s; .* timed out"):
+        connect_store(host, port, Deadline(0.2), lambda: None)
+    del store
 
 
 def test_a_store_that_is_not_there_is_no_long_wait() -> None:
