@@ -44,7 +44,7 @@ Buckets of other sizes, 1 receiver, adopted, share of the floor by the median an
 
 What is met: the pause of an engine that adopts (1 to 3 % of 15), and the memory. What is not: 90 %
 of the bare loop with one receiver, and 50 % of a copy reliably. A sync costs 0.08 to 0.12 s of CPU
-per 512 MiB more than its floor, which is what gathering (0.045), a digest at either end (0.026 cold,
+per 512 MiB more than its floor, which is what gathering (0.045), a digest at either end (0.026, or
 0.010 in the cache) and the second copy of `shared` take by themselves; that hides behind the wire
 only where the second core is free. With three receivers the bare loop needs all the CPU there is
 itself. The pause of an engine that copies is writing and reading back all of the weights: 0.07 s,

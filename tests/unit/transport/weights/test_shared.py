@@ -133,6 +133,38 @@ def test_a_reader_with_memory_of_its_own_keeps_nobody_waiting(ends: Ends) -> Non
     assert sharing.wait_until_read(Deadline(5.0), nothing)
 
 
+def test_room_is_given_when_a_bucket_was_copied_and_not_before(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms, copies = itertools.count(), itertools.count()
+    given = 0
+
+    class Memory:
+        def __getitem__(self, place: slice) -> Memory:
+            return self
+
+        def copy_(self, bucket: torch.Tensor) -> torch.Tensor:
+            assert given == next(copies) + 2
+            return bucket.clone()
+
+    def count(reader: SharedReader) -> None:
+        nonlocal given
+        given = next(rooms) + 1
+        give(reader)
+
+    give = SharedReader._give_room
+    monkeypatch.setattr(SharedReader, "_give_room", count)
+    ends.ring.reserve(MANIFEST)
+    sharing = ends.ring.open("transfer", [1])
+    reader = ends.readers[1] = SharedReader()
+    reader.knock(ends.ring.address, "transfer", 1, Deadline(20.0))
+    staging = [Memory()] * NUM_BUCKETS
+    load = ends.pool.submit(reader.receive, MANIFEST, Taker(), staging, Deadline(20.0), nothing)
+    send(sharing)
+    load.result(10)
+    assert next(copies) == NUM_BUCKETS
+
+
 def test_memory_is_closed_once() -> None:
     segment = OwnSegment(64, 64)
     number = segment.fd
