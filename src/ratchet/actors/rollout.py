@@ -74,14 +74,18 @@ class GroupEnded(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """To itself: the engine holds a version after it had none or another one, or has rested."""
+    """To itself: the engine holds a version after it had none or another one."""
+
+
+class Rested(Message, frozen=True):
+    """To itself: after failures in a row, another group may be tried."""
 
 
 class RepeatClaim(Message, frozen=True):
     """To itself: the last claim may have been lost, with a link."""
 
 
-_Inbox = RepeatClaim | RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady
+_Inbox = RepeatClaim | RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady | Rested
 
 
 class RolloutActor(RoleActor[_Inbox]):
@@ -112,6 +116,7 @@ class RolloutActor(RoleActor[_Inbox]):
         self._finished = 0
         self._failed = 0
         self._failures_in_a_row = 0
+        self._rests = False
         self._in_flight = 0
         self._started = 0.0
 
@@ -160,6 +165,9 @@ class RolloutActor(RoleActor[_Inbox]):
                 return self.spawn(self._evaluate(message), name=f"evaluate-{message.version}")
             case EngineReady():
                 self._claim()  # a total: safe to repeat
+            case Rested():
+                self._rests = False
+                self._claim()
             case RepeatClaim():
                 self._repeat_claim()
             case GroupEnded():
@@ -181,8 +189,8 @@ class RolloutActor(RoleActor[_Inbox]):
     # --- groups
 
     def _claim(self) -> None:
-        if self._engine.version is None:
-            return  # `EngineReady` follows the next load
+        if self._engine.version is None or self._rests:
+            return  # `EngineReady` follows the next load, `Rested` the rest
         credit = self._slots + self._finished + self._failed
         message = ClaimPrompts(self.name, self.role.incarnation, credit)
         self.system.ref(BUFFER).tell(message)
@@ -227,9 +235,10 @@ class RolloutActor(RoleActor[_Inbox]):
             )
         if self._failures_in_a_row <= self._slots:
             self._claim()
-        else:  # an engine or a reward that fails at once must not eat the data as fast as it can
+        elif not self._rests:  # what fails at once must not eat the data as fast as it can
+            self._rests = True
             again = self._failures_in_a_row - self._slots
-            self.after(min(_MOST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(again, 16)), EngineReady())
+            self.after(min(_MOST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(again, 16)), Rested())
 
     def _stats(self) -> RolloutStats:
         engine = self._engine.stats()

@@ -87,6 +87,14 @@ class FixedRendezvous(RendezvousHandler):
         self._heard: dict[int, tuple[str, float]] = {}
         """node -> its last word, and when that was new"""
         self._failed = False
+        self._closed = threading.Event()
+        self._beats: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Fall silent; wait for the thread that says that this node lives."""
+        self._closed.set()
+        if self._beats is not None:
+            self._beats.join()
 
     # --- what the agent asks
 
@@ -116,7 +124,10 @@ class FixedRendezvous(RendezvousHandler):
         self._store = _dist.PrefixStore(f"{self._run_id}/agents", server)
         self._enter()
         beats = server.clone()
-        threading.Thread(target=self._beat, args=(beats,), daemon=True, name="beats").start()
+        self._beats = threading.Thread(
+            target=self._beat, args=(beats,), daemon=True, name="beats"
+        )
+        self._beats.start()
         return RendezvousInfo(
             self._store, ranks.node_rank, ranks.num_nodes, RendezvousStoreInfo(host, port)
         )
@@ -193,8 +204,7 @@ class FixedRendezvous(RendezvousHandler):
         others = [0] if mine else range(1, self._ranks.num_nodes)
         self._heard = dict.fromkeys(others, ("", time.monotonic()))
         beats = itertools.count(1)
-        while True:
-            time.sleep(_BEAT_S)
+        while not self._closed.wait(_BEAT_S):
             try:
                 if not self._failed:
                     store.set(_word(mine), str(next(beats)))

@@ -368,6 +368,34 @@ def test_an_older_term_is_refused_with_both_terms() -> None:
     scenario(body)
 
 
+def test_failures_in_a_row_make_it_rest_longer_and_longer_and_a_success_ends_that() -> None:
+    """Every group fails at once, and the buffer has another one for each credit."""
+
+    async def body(world: World) -> None:
+        given = 0
+
+        async def serve(until: float) -> None:
+            nonlocal given
+            while asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(0.01)
+                while given < world.credit[-1]:
+                    given += 1
+                    await world.assign(given)
+
+        await serve(60.0)
+        failed = len(world.failed)
+        assert 2 * SLOTS < failed < 20 * SLOTS
+        await serve(160.0)
+        # every ten seconds as many as there are slots
+        assert 5 * SLOTS <= len(world.failed) - failed <= 11 * SLOTS
+
+    scenario(body, delay_s=_bad_day)
+
+
+def _bad_day(prompt_ids: Sequence[int], params: SamplingParams) -> float:
+    raise GenerationFailed("a bad day")
+
+
 def test_a_version_never_goes_back() -> None:
     async def body(world: World) -> None:
         await world.load(5)

@@ -1,6 +1,6 @@
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,22 @@ def endpoint() -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_BEAT_S", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every node of a test: a thread in torch's code must not see the process end."""
+    every: list[FixedRendezvous] = []
+    begin = FixedRendezvous.__init__
+
+    def noted(self: FixedRendezvous, *args: Any) -> None:
+        begin(self, *args)
+        every.append(self)
+
+    monkeypatch.setattr(FixedRendezvous, "__init__", noted)
+    yield
+    for each in every:
+        each.close()
 
 
 def nodes(endpoint: str, number: int = 2) -> list[FixedRendezvous]:
