@@ -60,7 +60,10 @@ def connect_store(
     """Connect to a store; `check` is called before each try, and raises to end them.
 
     torch's handshake has no timeout. If the trainer stands still in that very moment, this thread
-    does too, until the trainer goes on or dies; the event loop does not wait for it.
+    does too, until the trainer goes on or dies; the event loop does not wait for it. Nor does
+    torch's timeout end the reverse DNS query that it makes for the text of its own log, loopback
+    included: where the answer is lost, the connection takes as long as the resolver waits (5 s by
+    default), and torch then says that it timed out. So there is another try.
 
     Returns:
         The store, and this end's own address towards it.
