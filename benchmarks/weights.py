@@ -17,8 +17,9 @@ what a sync costs where the machine has other work as well. Memory: peak residen
 first sync, above what it was before, of the trainer and of the engine that took most; shared memory
 counts at both.
 
-Measured at niceness -10 with 5 to 12 rounds on two AMD EPYC cores that other processes used too (load 3 to 5), so
-that this had one to one and a half of them; several runs, each a range:
+Measured with 5 to 12 rounds, at niceness -10, on two AMD EPYC cores that other processes used too
+(load 2 to 5), some of them at the same niceness, so that this had little more than one core. A
+range is of several runs, a number of one:
 
                                whole, share of floor   paused   CPU s (floor)   memory MiB
                                 median       best
@@ -43,7 +44,7 @@ Buckets of other sizes, 1 receiver, adopted, share of the floor by the median an
     shared        25 %, 0.26    37 %, 0.18    48 %, 0.18    38 %, 0.16    35 %, 0.15
 
 What is met: the pause of an engine that adopts (1 to 3 % of 15), and the memory. What is not: 90 %
-of the bare loop with one receiver, and 50 % of a copy reliably. A sync costs 0.08 to 0.12 s of CPU
+of the bare loop with one receiver, and 50 % of a copy reliably. A sync costs 0.08 to 0.14 s of CPU
 per 512 MiB more than its floor, which is what gathering (0.045), a digest at either end (0.026, or
 0.010 in the cache) and the second copy of `shared` take by themselves; that hides behind the wire
 only where the second core is free. With three receivers the bare loop needs all the CPU there is
