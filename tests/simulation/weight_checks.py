@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 from tests.simulation.weight_ends import NUM_PARTS, PART, PART_MIB
 
 from ratchet.messages import CommitVersion, Message, WeightsLoaded
 
 if TYPE_CHECKING:
+    import numpy as np
     from tests.simulation.draw import Plan
     from tests.simulation.world import Worker, World
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tests.simulation import threads
-from tests.simulation.fabric import Fabric, Failure
 from tests.simulation.loop import current_process
 
 from ratchet.backends.rollout.fake import NAME, FakeEngine
@@ -27,6 +26,9 @@ from ratchet.transport.weights.plan import ALIGNMENT
 from ratchet.transport.weights.receiver import Receiver
 from ratchet.transport.weights.sender import Sender
 from ratchet.types import PauseMode, PolicyVersion, WeightManifest, WeightRoute
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric import Fabric, Failure
 
 Weights = npt.NDArray[np.float32]
 

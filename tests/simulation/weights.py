@@ -1,14 +1,11 @@
-"""A weight transport without a network: the trainer's "w" reaches the engines after a while.
+"""A small copy of a weight transport, for small worlds and for tests of a rollout actor alone.
 
-As with the real one, the sender waits for every engine to join, but not for ever, and a lost engine
-fails its own part alone. `Wire` is what both ends share, and where faults are put in.
+The random worlds run the product's own (`weight_ends.py`). `Wire` is what both ends share.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +15,7 @@ import xxhash
 
 from ratchet.backends.rollout.fake import NAME
 from ratchet.errors import TransferFailed, WeightsMismatch
-from ratchet.transport.weights.base import LoadReport, SendReport
+from ratchet.transport.weights.base import LoadReport
 from ratchet.types import WeightManifest, WeightRoute
 
 Weights = npt.NDArray[np.float32]
@@ -45,12 +42,6 @@ class Wire:
         self.timeout_s = timeout_s
         self.sent: dict[int, Weights] = {}
         self.passages: dict[str, Passage] = {}
-        self.lose: set[str] = set()
-        """engines (by name) whose next transfer is lost"""
-        self.corrupt: set[str] = set()
-        """engines whose next weights arrive changed"""
-        self.slow: dict[str, float] = {}
-        """seconds that the next transfer to an engine takes on top"""
 
 
 def digest_of(weights: Weights) -> str:

@@ -63,7 +63,7 @@ def stamped_before_the_digest() -> Patches:
     return [(_Load, "run", early)]
 
 
-@mutant("a failed write is swallowed, and the version stamped (miles p2p)", seed=5)
+@mutant("a failed write is swallowed, and the version stamped (miles p2p)", seed=16)
 def failed_write_swallowed() -> Patches:
     write = _Load._write
 
