@@ -21,7 +21,7 @@ def lease_never_ends() -> Patches:
     return [(BufferActor, "_arm_leases", lambda self: None)]
 
 
-@mutant("a failure gives no credit back (SkyRL#1173)", seed=0)
+@mutant("a failure gives no credit back (SkyRL#1173)", seed=13)
 def credit_lost() -> Patches:
     def claim(self: Any) -> None:
         if self._engine.version is not None:

@@ -44,7 +44,7 @@ def started_again_after_the_end() -> Patches:
     return [(Judge, "_is_due", staticmethod(lambda child, end: True))]
 
 
-@mutant("the death of a second life is not noticed (trl#5751)", seed=1)
+@mutant("the death of a second life is not noticed (trl#5751)", seed=0)
 def death_unnoticed() -> Patches:
     start = Supervisor._start
 
