@@ -90,7 +90,7 @@ def silence_is_no_death() -> Patches:
     return [(Peer, "_tick_open", deaf)]
 
 
-@mutant("an older process of the same name is let in again", seed=6)
+@mutant("an older process of the same name is let in again", seed=11)
 def older_process_not_fenced() -> Patches:
     return [(Peer, "admits", lambda self, incarnation: True)]
 
