@@ -1,18 +1,29 @@
-"""A slice of random worlds. Fresh ones: `make simulate`, or `python -m tests.simulation`."""
+"""A slice of random worlds, some of them fresh each time. More: `make simulate`."""
 
 from __future__ import annotations
+
+import secrets
 
 import pytest
 from tests.simulation.draw import draw
 from tests.simulation.simulate import explain, run
 
-SLICE = range(7000, 7012)
+FRESH = 6
 
 
-@pytest.mark.parametrize("seed", SLICE)
+@pytest.mark.parametrize("seed", range(7000, 7006))
 def test_a_world(seed: int) -> None:
     outcome = run(draw(seed))
     assert not outcome.problems, explain(outcome)
+
+
+def test_fresh_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+    first = secrets.randbelow(10**9)
+    with capsys.disabled():
+        print(f"\nfresh worlds: seeds {first} to {first + FRESH - 1}")
+    for seed in range(first, first + FRESH):
+        outcome = run(draw(seed))
+        assert not outcome.problems, explain(outcome)
 
 
 @pytest.mark.parametrize("seed", [3, 11, 23])
