@@ -23,7 +23,7 @@ import msgspec
 from tests.simulation.coverage import Tally, report
 from tests.simulation.draw import draw
 from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.simulate import commit, explain, run
+from tests.simulation.simulate import bounded, commit, explain, run
 
 
 def replay(seed: int, *, quiet: bool) -> int:
@@ -50,11 +50,16 @@ def replay(seed: int, *, quiet: bool) -> int:
     return 1 if outcome.problems else 0
 
 
+WORLD_S = 60.0
+"""CPU seconds after which a world is one that never ends."""
+
+
 def many(first: int, step: int, worlds: float, seconds: float, most: int) -> Tally:
     """Run every `step`-th world from `first` until one of the limits is reached."""
     tally, until, seed = Tally(), time.monotonic() + seconds, first
     while tally.worlds < worlds and time.monotonic() < until and tally.failed < most:
-        outcome = run(draw(seed))
+        with bounded(WORLD_S):
+            outcome = run(draw(seed))
         tally.add(outcome)
         if outcome.problems:
             tally.failed += 1

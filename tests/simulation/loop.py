@@ -25,6 +25,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_TICK_S = 2e-9
+"""The shortest wait. asyncio is content with a time that is a nanosecond early; who then waits for
+the rest, which is too small for a float, must see time go on all the same."""
+
 
 class Deadlock(RuntimeError):  # noqa: N818 - reads as the event it reports
     """Nothing is ready, no timer is left, and what was to be run is not done."""
@@ -215,6 +219,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None,
         process: Process | None,
     ) -> asyncio.TimerHandle:
+        if when > self._virtual.now:
+            when = max(when, self._virtual.now + _TICK_S)
         timer = _TimerHandle(when, callback, args, self, context)
         timer.process = process
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]

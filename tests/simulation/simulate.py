@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,26 @@ class Outcome:
         return {fault.kind for fault in self.plan.faults}
 
 
+class TooLong(KeyboardInterrupt):
+    """A world goes round in circles. Of this kind, as nothing else gets out of any callback."""
+
+
+@contextlib.contextmanager
+def bounded(cpu_s: float) -> Iterator[None]:
+    """End the worlds of this block with `TooLong` once they have taken so much CPU time."""
+
+    def end(*_: object) -> None:
+        raise TooLong(f"the world took more than {cpu_s:g} CPU seconds")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def run(plan: Plan) -> Outcome:
     """Run one world."""
     outcome = Outcome(plan)
@@ -64,7 +85,7 @@ def run(plan: Plan) -> Outcome:
             run_virtual(_live(plan, outcome, worlds, disk), seed=plan.seed)
     except Deadlock as error:
         outcome.problems.append(f"I6: {error}")
-    except Exception as error:  # noqa: BLE001 - whatever a world does, it is reported
+    except (TooLong, Exception) as error:  # noqa: BLE001 - whatever a world does, it is reported
         outcome.problems.append(f"crash: {type(error).__name__}: {error}")
     for world in worlds:
         outcome.trace = world.network.trace
@@ -143,7 +164,10 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, within_s: float = 60.0)
 def explain(outcome: Outcome) -> str:
     """Say what broke, after which faults, and how to see it again."""
     kind = _kind(outcome)
-    plan = shrink(outcome.plan, lambda smaller: _kind(run(smaller)) == kind)
+    ends = TooLong.__name__ not in outcome.problems[0]
+    plan = outcome.plan
+    if ends:
+        plan = shrink(plan, lambda smaller: _kind(run(smaller)) == kind)
     lines = [f"seed {plan.seed}: {outcome.problems[0]}"]
     lines += [f"    also: {problem}" for problem in outcome.problems[1:4]]
     lines += [f"    fault: {fault}" for fault in plan.faults] or ["    without any fault"]

@@ -61,7 +61,7 @@ def check(world: World, *, heard: bool) -> Iterator[str]:
             yield f"{launcher.name} broke: {launcher.task.exception()}"
         for lives in by_name:
             yield from _started_again(world, launcher, lives)
-            yield from _one_after_the_other(launcher, lives)
+            yield from _one_after_the_other(world, launcher, lives)
             if world.config.runtime.restart_strategy == "one_for_one":
                 yield from _backs_off(world, launcher, lives)
         yield from _intensity(world, launcher)
@@ -82,11 +82,13 @@ def _started_again(world: World, launcher: Launcher, lives: list[Worker]) -> Ite
             yield f"{life.incarnation} failed ({life.end.reason}), and was not started again"
 
 
-def _one_after_the_other(launcher: Launcher, lives: list[Worker]) -> Iterator[str]:
+def _one_after_the_other(world: World, launcher: Launcher, lives: list[Worker]) -> Iterator[str]:
+    # by the other strategies it may be started again with one that failed
+    alone = world.config.runtime.restart_strategy == "one_for_one"
     for life, following in itertools.pairwise(lives):
         if not life.end.event.is_set() or following.started < life.end.at:
             yield f"{launcher.name} started {following.incarnation} beside {life.incarnation}"
-        elif is_over_for(life):
+        elif alone and is_over_for(life):
             yield f"{life.incarnation} had ended in order, and was started again"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 
@@ -110,3 +111,20 @@ def test_what_is_left_at_the_end_is_cancelled_in_the_order_in_which_it_began() -
 
     run_virtual(main())
     assert cancelled == list(range(20))
+
+
+def test_the_shortest_wait_lets_time_go_on() -> None:
+    """Else who is woken a nanosecond early waits for ever for a rest too small for a float."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        await asyncio.sleep(12345.678)
+        begin = loop.now
+        for _ in range(10):
+            woken = loop.create_future()
+            loop.call_at(math.nextafter(loop.now, math.inf), woken.set_result, None)
+            await woken
+        assert begin + 9e-9 < loop.now < begin + 1e-6
+
+    run_virtual(main())

@@ -20,7 +20,7 @@ def test_a_world(seed: int) -> None:
 def test_fresh_worlds(capsys: pytest.CaptureFixture[str]) -> None:
     first = secrets.randbelow(10**9)
     with capsys.disabled():
-        print(f"\nfresh worlds: seeds {first} to {first + FRESH - 1}")
+        print(f"\nfresh worlds: seeds {first} to {first + FRESH - 1}")  # noqa: T201 - to replay
     for seed in range(first, first + FRESH):
         outcome = run(draw(seed))
         assert not outcome.problems, explain(outcome)
