@@ -108,7 +108,7 @@ def draw(seed: int) -> Plan:
     # a world without faults would take about this long
     generation_s = delays.token_s * config.rollout.max_tokens * 3
     horizon = config.trainer.num_steps * (delays.step_s + delays.move_s + generation_s) + 5
-    count = rng.choice([0, 1, 2, 3, 6, 12, 60, 150, 150, 150])
+    count = rng.choice([0, 1, 2, 3, 6, 12, 60, 200, 200, 200])
     names = [rollout_name(rank) for rank in range(config.rollout.num_workers)]
     drawn = [_fault(rng, names, horizon, links.limits.dead_s) for _ in range(count)]
     if rng.random() < 0.1:

@@ -207,8 +207,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         """Schedule by the clock of the process that asks."""
         process = _process_of(context)
+        now = self._virtual.now
+        later = when > (now if process is None else process.local(now))
         if process is not None:
             when = process.at(when)
+        if later:
+            when = max(when, now + _TICK_S)
         return self._schedule(when, callback, args, context, process)
 
     def _schedule(
@@ -219,8 +223,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None,
         process: Process | None,
     ) -> asyncio.TimerHandle:
-        if when > self._virtual.now:
-            when = max(when, self._virtual.now + _TICK_S)
         timer = _TimerHandle(when, callback, args, self, context)
         timer.process = process
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from tests.simulation.loop import Deadlock, VirtualLoop, run_virtual
+from tests.simulation.loop import Deadlock, Process, VirtualLoop, run_virtual
 
 
 def test_time_jumps_to_the_next_timer() -> None:
@@ -121,10 +121,16 @@ def test_the_shortest_wait_lets_time_go_on() -> None:
         assert isinstance(loop, VirtualLoop)
         await asyncio.sleep(12345.678)
         begin = loop.now
-        for _ in range(10):
+        process = Process("p", offset=0.1, rate=1.0001)
+
+        async def wait_a_moment() -> None:
             woken = loop.create_future()
-            loop.call_at(math.nextafter(loop.now, math.inf), woken.set_result, None)
+            loop.call_at(math.nextafter(loop.time(), math.inf), woken.set_result, None)
             await woken
-        assert begin + 9e-9 < loop.now < begin + 1e-6
+
+        for _ in range(10):
+            await wait_a_moment()
+            await asyncio.ensure_future(process.call(wait_a_moment))
+        assert begin + 19e-9 < loop.now < begin + 1e-6
 
     run_virtual(main())
