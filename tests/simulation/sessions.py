@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -48,7 +49,8 @@ class Host:
         self.wall_jump_s = 0.0
         self.stopped_at: float | None = None
         """since when it does not run"""
-        self.thawed_at = 0.0
+        self.thawed_at = -math.inf
+        """when it last went on after it had been stopped"""
         self.log = RecordingLog()
         self.system: System = make_system(
             rng=rng,

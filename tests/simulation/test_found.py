@@ -5,24 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.helpers.config import small_config
 from tests.simulation import faults as f
-from tests.simulation.draw import Plan
+from tests.simulation.ordinary import ordinary
 from tests.simulation.simulate import Outcome, run
 from tests.simulation.world import Delays
 
 
-def live(*faults: f.Fault, delays: Delays | None = None, **sections: dict[str, Any]) -> Outcome:
+def live(*faults: f.Fault, **extremes: Any) -> Outcome:
     """Run an ordinary world with these faults; nothing may break."""
-    config = small_config(
-        rollout={"max_tokens": 2, "group_size": 2, "num_workers": 1, "group_timeout_s": 40.0}
-        | sections.pop("rollout", {}),
-        buffer={"batch_groups": 2, "max_staleness": 2, "lease_s": 60.0}
-        | sections.pop("buffer", {}),
-        trainer={"num_steps": 10, "batch_timeout_s": 2000.0} | sections.pop("trainer", {}),
-        **sections,
-    )
-    outcome = run(Plan(1, config, delays or Delays(), 20, tuple(faults)))
+    outcome = run(ordinary(*faults, **extremes))
     assert not outcome.problems, outcome.problems
     return outcome
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.simulation.faults import RepeatRequests
 from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
+from tests.simulation.world import Delays
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
@@ -14,6 +17,7 @@ from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.messages import ClaimPrompts
+from ratchet.transport.mailbox.limits import Limits
 
 
 @mutant("a lease never ends (SkyRL#1173)", seed=25)
@@ -94,7 +98,15 @@ def prompt_twice() -> Patches:
     return [(PromptSource, "next", again)]
 
 
-@mutant("a lost reply trains a group twice (miles#1334)", seed=None)
+@mutant(
+    "a lost reply trains a group twice (miles#1334)",
+    world=ordinary(  # what asks again for one batch comes when the trainer waits for the next
+        RepeatRequests(30.0, for_s=40.0, times=9),
+        RepeatRequests(80.0, for_s=40.0, times=9),
+        delays=Delays(step_s=1.0, token_s=2.0),
+        limits=Limits(dead_s=100.0),
+    ),
+)
 def any_batch_is_trained() -> Patches:
     return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
 

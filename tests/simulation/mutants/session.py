@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.simulation.faults import Cut, Freeze, Kill, Silence
 from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
+from tests.simulation.world import Delays
 
+from ratchet.actors.role import TRAINER
 from ratchet.actors.rollout import RolloutActor
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.lane import Lane
+from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.session import Session
 
@@ -64,7 +69,19 @@ def duplicates_delivered() -> Patches:
     return [(Session, "resume", from_the_start), (Lane, "on_data", on_data)]
 
 
-@mutant("an ack is taken for more than it says", seed=None)
+@mutant(
+    "an ack is taken for more than it says",
+    world=ordinary(  # what is held back is lost with its connection
+        *[
+            fault
+            for at in (20.0, 24.0, 28.0, 32.0)
+            for fault in (Silence(at, TRAINER, 2.0, "out"), Cut(at + 1.9, TRAINER))
+        ],
+        delays=Delays(step_s=0.1, token_s=0.1),
+        limits=Limits(dead_s=40.0),
+        trainer={"num_steps": 40},
+    ),
+)
 def acks_too_much() -> Patches:
     on_ack = Lane.on_ack
 
@@ -74,7 +91,15 @@ def acks_too_much() -> Patches:
     return [(Lane, "on_ack", more)]
 
 
-@mutant("a message for a node that never comes waits for ever", seed=None)
+@mutant(
+    "a message for a node that never comes waits for ever",
+    world=ordinary(  # it does not let the others in for longer than a message may wait
+        Freeze(30.0, "rollout-0", 60.0),
+        Cut(31.0, "rollout-0"),
+        rollout={"num_workers": 2},
+        limits=Limits(delivery_s=10.0, dead_s=100.0),
+    ),
+)
 def no_delivery_deadline() -> Patches:
     return [(Session, "expire", lambda self, now: [])]
 
@@ -100,7 +125,15 @@ def session_outlives_its_peer() -> Patches:
     return [(Session, "knows_other", lambda self, peer_life: False)]
 
 
-@mutant("an ask has no deadline (trl#6796)", seed=None)
+@mutant(
+    "an ask has no deadline (trl#6796)",
+    world=ordinary(  # who is asked stands still for longer than an ask may take, and is not dead
+        Freeze(30.0, "rollout-0", 80.0),
+        rollout={"num_workers": 2},
+        weights={"timeout_s": 20.0},
+        limits=Limits(dead_s=200.0),
+    ),
+)
 def ask_without_a_deadline() -> Patches:
     return [(Calls, "_set_timer", lambda self, at: None)]
 
@@ -110,7 +143,15 @@ def death_ends_no_ask() -> Patches:
     return [(Calls, "end_all", lambda self, receiver, error: None)]
 
 
-@mutant("an older life of a worker answers for the newer one", seed=None)
+@mutant(
+    "an older life of a worker answers for the newer one",
+    world=ordinary(  # what is offered to one life is late, and reaches the next
+        Kill(10.0, ("rollout-0",), every_s=3.3, times=15),
+        rollout={"num_workers": 2},
+        delays=Delays(step_s=1.0, token_s=0.5, message_s=0.3),
+        runtime={"max_restarts": 100, "backoff_first_s": 0.0, "backoff_most_s": 0.0},
+    ),
+)
 def loads_of_any_life() -> Patches:
     load = RolloutActor._load_weights
 

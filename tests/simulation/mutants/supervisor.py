@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from tests.simulation.faults import Kill
 from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
 
 from ratchet.actors.restarts import Judge
 from ratchet.actors.supervisor import Supervisor
@@ -23,7 +25,13 @@ def restarted_without_limit() -> Patches:
     return [(Judge, "_restart", forgetful)]
 
 
-@mutant("a failure counts for ever against the limit", seed=None)
+@mutant(
+    "a failure counts for ever against the limit",
+    world=ordinary(  # the second death comes when the first should be forgotten
+        Kill(30.0, ("rollout-0",), every_s=40.0, times=2),
+        runtime={"max_restarts": 1, "restart_window_s": 30.0},
+    ),
+)
 def failures_never_forgotten() -> Patches:
     restart = Judge._restart
 
