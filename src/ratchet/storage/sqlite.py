@@ -23,6 +23,8 @@ from urllib.parse import quote
 from ratchet.errors import UserError
 
 _META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;"
+_CACHE_KIB = 64 * 1024
+"""The ledger of a large run is more than the 2 MB that SQLite keeps by itself."""
 
 
 class Schema(NamedTuple):
@@ -85,6 +87,7 @@ class Database:
                     check(connection, path, schema, run)
                     connection.execute("PRAGMA journal_mode = WAL").fetchone()
                     connection.execute(f"PRAGMA synchronous = {synchronous}")
+                    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                     return cls(connection, lock)
                 except BaseException:
                     connection.close()
