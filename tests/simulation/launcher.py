@@ -117,7 +117,7 @@ class Launcher:
         never = asyncio.Event()
         self.outcome = await run_tree(root, stop=never, kill=never, stop_training=lambda: False)
         self.ended_at = self.network.loop.now
-        await self.network.leave(self.host)
+        await self.network.leave(self.host, 4 * self.network.limits.hello_s)
 
     async def _escalated(self, cause: str) -> None:
         self.host.system.ref(REGISTRY).tell(EndRun(self.name, "failed", cause))

@@ -156,9 +156,9 @@ class Network:
             for hear in (self.wire.bury, *self.deaths):
                 hear(host.process)
 
-    async def leave(self, host: Host) -> None:
+    async def leave(self, host: Host, within_s: float = 1.0) -> None:
         """End a process as a role's does that has ended: what it has said is sent."""
-        await host.node.stop(1.0)
+        await host.node.stop(within_s)
         self.kill(host)
 
     def freeze(self, host: Host, seconds: float) -> None:

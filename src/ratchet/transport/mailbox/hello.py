@@ -148,10 +148,21 @@ class Handshake:
         self._check(hello)
         self.peer = hello
         if self.dials:
-            self._session = self._session_with(hello)
+            self._session = self._session_dialled(hello)
             self.life = self._session.life
             return pack(Proof(self._mac("dialler"), self.life, (0, 0)))
         return pack(msgspec.structs.replace(self._hello, wanted=hello.name))
+
+    def _session_dialled(self, hello: Hello) -> Session:
+        """Who was replaced may still listen where its successor is looked for: that is no word on
+        the successor, which is looked for again.
+        """
+        try:
+            return self._session_with(hello)
+        except Refused as error:
+            if error.kind == "replaced":
+                raise ProtocolError(f"an older process of {hello.name} is at its address") from None
+            raise
 
     def _check(self, hello: Hello) -> None:
         me = self._me

@@ -68,6 +68,10 @@ class Peer:
         self._connection: Connection | None = None
         self._opened_at = 0.0
         self._cut_at: float | None = None
+        self._stale: Address | None = None
+        """what was last told of where it listens, if that was of another life of it: the very
+        object, as the next life may tell of the same place
+        """
         self._refused_at: Address | None = None
         self._replaced_till: float | None = None
         """until when it is not asked again whether this node was replaced"""
@@ -251,6 +255,7 @@ class Peer:
         previous_life = self.incarnation
         if previous_life is not None and previous_life != hello.incarnation:
             self._retire(previous_life, hello.incarnation)
+            self._stale = self._hub.where(self.name)
         previous, self._connection = self._connection, None
         if self.session.knows_other(connection.handshake.peer_life):
             same = self.incarnation == hello.incarnation
@@ -300,7 +305,8 @@ class Peer:
 
     def on_absent(self) -> None:
         """Nobody is at its address: if it was there before, it is dead."""
-        if self.session.peer_life is not None and self._connection is None:
+        of_another = self._stale is not None and self._hub.where(self.name) is self._stale
+        if self.session.peer_life is not None and self._connection is None and not of_another:
             self.end(ActorDead(f"the process of {self.name} has ended"))
 
     def on_refused(self, error: RatchetError) -> None:

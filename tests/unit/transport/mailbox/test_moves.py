@@ -214,3 +214,24 @@ def test_who_answers_nothing_at_the_address_is_given_the_time_of_the_dead() -> N
         await mute.wait_closed()
 
     over_tcp(scene, dead_s=1.5, heartbeat_s=0.1, hello_s=0.4)
+
+
+def test_where_an_earlier_life_listened_says_nothing_of_the_next() -> None:
+    async def scene(town: Town) -> None:
+        a, b, book, _ = await linked(town)
+        b.kill()
+        await a.inbox.has(1)
+        reborn = await start_b(town)
+        reborn.node.ref("a").tell(BurnVersion(0, 1, ""))  # nobody has told where it is
+        await a.inbox.has(2)
+        peer = a.node._peer("b")
+        kept, peer._connection = peer._connection, None
+        peer.on_absent()
+        assert peer.gone is None
+        book.learn("b", str(reborn.node.address))
+        peer.on_absent()
+        assert str(peer.gone) == DEATH
+        assert kept is not None
+        kept.abort()
+
+    over_tcp(scene)
