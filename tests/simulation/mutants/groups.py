@@ -20,7 +20,7 @@ from ratchet.messages import ClaimPrompts
 from ratchet.transport.mailbox.limits import Limits
 
 
-@mutant("a lease never ends (SkyRL#1173)", seed=25)
+@mutant("a lease never ends (SkyRL#1173)", seed=10)
 def lease_never_ends() -> Patches:
     return [(BufferActor, "_arm_leases", lambda self: None)]
 
@@ -36,7 +36,7 @@ def credit_lost() -> Patches:
     return [(RolloutActor, "_claim", claim)]
 
 
-@mutant("a late engine is never offered the live version", seed=92, slow=True)
+@mutant("a late engine is never offered the live version", seed=10, slow=True)
 def nobody_catches_up() -> Patches:
     async def sync(self: Any, engine: Any) -> None:
         return
@@ -63,17 +63,17 @@ def late_finish_accepted() -> Patches:
     return [(GroupTable, "claimed", claimed)]
 
 
-@mutant("hard prompts are recycled for ever (miles#2030)", seed=0)
+@mutant("hard prompts are recycled for ever (miles#2030)", seed=8)
 def retried_for_ever() -> Patches:
     return [(GroupTable, "unused", lambda self, entry, reason: self._again(entry, reason))]
 
 
-@mutant("capacity does not count the groups in flight", seed=0)
+@mutant("capacity does not count the groups in flight", seed=3)
 def capacity_of_the_queue_only() -> Patches:
     return [(GroupTable, "num_open", property(lambda self: self.num_queued))]
 
 
-@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=146)
+@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=3)
 def surplus_dropped() -> Patches:
     batch = GroupTable.batch
 
@@ -85,7 +85,7 @@ def surplus_dropped() -> Patches:
     return [(GroupTable, "batch", and_forget)]
 
 
-@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=16)
+@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=3)
 def prompt_twice() -> Patches:
     following = PromptSource.next
 
@@ -111,7 +111,7 @@ def any_batch_is_trained() -> Patches:
     return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
 
 
-@mutant("a group is torn apart (NeMo-RL#3469)", seed=16)
+@mutant("a group is torn apart (NeMo-RL#3469)", seed=2)
 def group_torn() -> Patches:
     batch = GroupTable.batch
 

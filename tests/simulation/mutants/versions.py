@@ -17,7 +17,7 @@ from ratchet.storage.versions import VersionStore
 from ratchet.types import VersionSpan
 
 
-@mutant("a batch is filtered against V and trained at V+1", seed=122)
+@mutant("a batch is filtered against V and trained at V+1", seed=3)
 def judged_by_the_last_announced() -> Patches:
     original = BufferActor._judge
 
@@ -42,7 +42,7 @@ def difference_of_numbers() -> Patches:
     return [(Lineage, "staleness", staleness)]
 
 
-@mutant("a burnt number is used again", seed=0)
+@mutant("a burnt number is used again", seed=3)
 def number_used_again() -> Patches:
     def burn(self: Any, version: int, reason: str, now: float) -> None:
         self._sql.execute("DELETE FROM versions WHERE version = ?", (version,))
@@ -50,7 +50,7 @@ def number_used_again() -> Patches:
     return [(VersionStore, "burn", burn)]
 
 
-@mutant("the version goes up when nothing was sent (trl#5937)", seed=0)
+@mutant("the version goes up when nothing was sent (trl#5937)", seed=2)
 def live_although_nothing_arrived() -> Patches:
     ask = Publisher._ask_registry
 
@@ -62,7 +62,7 @@ def live_although_nothing_arrived() -> Patches:
     return [(Publisher, "_ask_registry", commit)]
 
 
-@mutant("the number is reserved after the next batch is asked for (docs/design/0003)", seed=0)
+@mutant("the number is reserved after the next batch is asked for (docs/design/0003)", seed=3)
 def reserved_after_the_request() -> Patches:
     reserve, transfer = Publisher.reserve, Publisher.transfer
 
@@ -92,7 +92,7 @@ def reserved_after_the_request() -> Patches:
     ]
 
 
-@mutant("a recovered engine gets traffic before weights (miles#1724)", seed=0)
+@mutant("a recovered engine gets traffic before weights (miles#1724)", seed=2)
 def prompts_before_weights() -> Patches:
     start = RolloutActor._start
 
@@ -104,7 +104,7 @@ def prompts_before_weights() -> Patches:
     return [(RolloutActor, "_start", early)]
 
 
-@mutant("the version is read after the await (AReaL#1569)", seed=0, fake=True)
+@mutant("the version is read after the await (AReaL#1569)", seed=8, fake=True)
 def version_read_after_the_await() -> Patches:
     generate = FakeEngine.generate
 
@@ -116,7 +116,7 @@ def version_read_after_the_await() -> Patches:
     return [(FakeEngine, "generate", stamped_late)]
 
 
-@mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=25)
+@mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=10)
 def engine_takes_any_term() -> Patches:
     load = RolloutActor._load_weights
 
@@ -138,7 +138,7 @@ def buffer_serves_any_term() -> Patches:
     return [(BufferActor, "_take_request", unfenced)]
 
 
-@mutant("a second trainer counts from 0 with its own counter (miles#2244)", seed=15)
+@mutant("a second trainer counts from 0 with its own counter (miles#2244)", seed=11)
 def own_counter() -> Patches:
     insert = (
         "INSERT OR REPLACE INTO versions (version, term, step, parent, state, created_at)"
