@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from tests.simulation.faults import Cut, Freeze, Kill, Silence
+from tests.simulation.faults import Cut, Freeze, Kill, Silence, TakeOver
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
@@ -104,7 +104,7 @@ def no_delivery_deadline() -> Patches:
     return [(Session, "expire", lambda self, now: [])]
 
 
-@mutant("heartbeats never declare a death", seed=132)
+@mutant("heartbeats never declare a death", world=ordinary(Freeze(60.0, "rollout-0", 200.0)))
 def silence_is_no_death() -> Patches:
     tick_open = Peer._tick_open
 
@@ -115,7 +115,10 @@ def silence_is_no_death() -> Patches:
     return [(Peer, "_tick_open", deaf)]
 
 
-@mutant("an older process of the same name is let in again", seed=11)
+@mutant(
+    "an older process of the same name is let in again",
+    world=ordinary(TakeOver(60.0, "unreachable")),
+)
 def older_process_not_fenced() -> Patches:
     return [(Peer, "admits", lambda self, incarnation: True)]
 
