@@ -124,9 +124,7 @@ class FixedRendezvous(RendezvousHandler):
         self._store = _dist.PrefixStore(f"{self._run_id}/agents", server)
         self._enter()
         beats = server.clone()
-        self._beats = threading.Thread(
-            target=self._beat, args=(beats,), daemon=True, name="beats"
-        )
+        self._beats = threading.Thread(target=self._beat, args=(beats,), daemon=True, name="beats")
         self._beats.start()
         return RendezvousInfo(
             self._store, ranks.node_rank, ranks.num_nodes, RendezvousStoreInfo(host, port)
