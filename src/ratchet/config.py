@@ -212,9 +212,9 @@ class WeightsConfig(_Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     bucket_mib: PositiveFloat = 64.0
     staging_mib: PositiveFloat = 1024.0
-    """Memory (the device's, with NCCL) that an engine may use beside its model, at least two buckets:
-    weights of up to this size are received and verified as a whole before the engine pauses. Larger
-    ones are written while the rest arrives.
+    """Memory (the device's, with NCCL) that an engine may use beside its model, at least two
+    buckets: weights of up to this size are received and verified as a whole before the engine
+    pauses. Larger ones are written while the rest arrives.
     """
     pause_mode: Literal["in_place", "retract"] = "in_place"
     timeout_s: PositiveFloat = 60.0
