@@ -45,6 +45,8 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
 ) -> None:
     with Command(CONFIG, tmp_path / "run") as command:
         command.until("a fifth step", lambda: len(command.steps()) >= 5)
+        # the other worker may have done them alone
+        command.until("its weights", lambda: bool(command.events("rollout-0", "weights_loaded")))
         victim = command.child("rollout-0")
         kill(victim)
         command.until("a new worker", lambda: command.child("rollout-0") != victim)
