@@ -27,7 +27,7 @@ REASON = why_not()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.timeout(300),
-    pytest.mark.slow,
+    pytest.mark.soak,
 ]
 
 REGISTRY, BUFFER, TRAINER, ROLLOUT = 1, 1, 2, 3  # rollout-0 lives on host 3, rollout-1 on host 4
