@@ -106,7 +106,7 @@ class Transfers:
             term, version, step, list(planned), catch_up=cut is not None
         )
         loads: Loads = {
-            name: asyncio.ensure_future(
+            name: asyncio.ensure_future(  # noqa: TID251 - ends in this function
                 self._ask(
                     self._directory.ref(engine.name),
                     LoadWeights(engine.incarnation, manifest, routes[name]),
@@ -139,7 +139,9 @@ class Transfers:
         self, manifest: WeightManifest, loads: Loads, cut: asyncio.Future[str] | None
     ) -> tuple[SendReport | None, Mapping[str, str]]:
         """Send; return what was sent, and which engines were lost, and why."""
-        sending = asyncio.ensure_future(self._sender.send(manifest))
+        sending = asyncio.ensure_future(  # noqa: TID251 - ends in this function
+            self._sender.send(manifest)
+        )
         names = {load: name for name, load in loads.items()}
         waiting: set[asyncio.Future[Any]] = {sending, *names}
         if cut is not None:
