@@ -133,6 +133,7 @@ def test_a_run_over_four_hosts_survives_a_cut_and_a_slow_lossy_link(tmp_path: Pa
     )
     with Hosts(4) as hosts, running(Cluster(hosts, tmp_path, config.to_toml())) as cluster:
         cluster.until("ten steps", lambda: cluster.steps() >= 10)
+        cluster.until("both workers", lambda: loaded_by_newest_life(cluster, "rollout-0"))
 
         # host 3 is cut off for 30 s: the others go on, and it comes back
         hosts.cut(ROLLOUT)
