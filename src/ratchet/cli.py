@@ -7,22 +7,19 @@ command needs it.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ratchet import __version__
+from ratchet.cli_foreground import in_foreground
 from ratchet.cli_inspect import app as inspect_app
 from ratchet.cli_launch import app as launch_app
 from ratchet.cli_status import app as status_app
 from ratchet.errors import RunFailed, UserError
-
-if TYPE_CHECKING:
-    from ratchet.runtime.run import Run
 
 app = typer.Typer(
     name="ratchet",
@@ -65,10 +62,16 @@ def run(
     ] = False,
 ) -> None:
     """Train: start every role on this machine, and stay until the model is written."""
+    from ratchet.observability.live import open_view
+    from ratchet.observability.report import print_report
     from ratchet.runtime.run import Run
 
     training = Run(config, directory=directory, overrides=overrides or [], in_process=in_process)
-    raise typer.Exit(asyncio.run(_foreground(training)))
+    root = training.directory.root
+    _, code = in_foreground(training.run, partial(training.request, now=True), open_view(root))
+    print_report(root)
+    training.result()
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -85,32 +88,6 @@ def check(
     resolved = load_config(config, overrides or [])
     check_run(resolved)
     typer.echo(resolved.to_toml())
-
-
-async def _foreground(training: Run) -> int:
-    """Run with a live view; the first signal stops everything, the second at once."""
-    from ratchet.observability.live import open_view
-    from ratchet.observability.report import print_report
-
-    loop = asyncio.get_running_loop()
-    signals: list[int] = []
-
-    def interrupted(number: int) -> None:
-        signals.append(number)
-        training.request(now=True)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted, number)
-    view = open_view(training.directory.root)
-    viewing = asyncio.create_task(view.follow())
-    try:
-        await training.run()
-    finally:
-        await view.stop()
-        await viewing
-    print_report(training.directory.root)
-    training.result()
-    return 128 + signals[0] if signals else 0
 
 
 def main() -> None:

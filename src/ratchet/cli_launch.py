@@ -7,16 +7,13 @@ interrupted. Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from ratchet.runtime.launch import Launch
+from ratchet.cli_foreground import in_foreground
 
 app = typer.Typer()
 
@@ -82,6 +79,7 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
     on any nodes. Rollouts may join and leave at any time.
     """
     from ratchet.runtime.launch import Launch
+    from ratchet.runtime.launch_view import open_launch_view
     from ratchet.runtime.node_config import LaunchOptions
 
     tls = {"ca": tls_ca, "cert": tls_cert, "key": tls_key}
@@ -98,28 +96,6 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
         wait_s=wait,
     )
     launched = Launch(role.value, config, options, say=typer.echo)
-    raise typer.Exit(asyncio.run(_foreground(launched)))
-
-
-async def _foreground(launched: Launch) -> int:
-    """Run in the foreground; the first signal stops in order, the second at once."""
-    from ratchet.runtime.launch_view import open_launch_view
-
-    loop = asyncio.get_running_loop()
-    signals: list[int] = []
-
-    def interrupted(number: int) -> None:
-        signals.append(number)
-        launched.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted, number)
-    view = open_launch_view(launched)
-    viewing = asyncio.create_task(view.follow())
-    try:
-        outcome = await launched.run()
-    finally:
-        await view.stop()
-        await viewing
+    outcome, code = in_foreground(launched.run, launched.request_stop, open_launch_view(launched))
     typer.echo(launched.result(outcome))
-    return 128 + signals[0] if signals else 0
+    raise typer.Exit(code)

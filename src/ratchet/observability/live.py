@@ -7,7 +7,8 @@ reads files only: it cannot disturb the run, and works on the run of another pro
 
 from __future__ import annotations
 
-import asyncio
+import threading
+import time
 import tomllib
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -63,36 +64,33 @@ def open_view(root: Path, console: Console | None = None) -> Viewer:
 
 
 class Viewer:
-    """Follows the files of a run and tells a view."""
+    """Follows the files of a run and tells a view. `follow` is for a thread of its own: an output
+    that nobody reads holds that up, and not the loop that supervises the run.
+    """
 
     def __init__(self, root: Path, view: RunView) -> None:
         self._view = view
         self._metrics = MetricsReader(RunDirectory(root).metrics)
         self._logs = LogDirectory(RunDirectory(root).logs)
-        self._stop = asyncio.Event()
+        self._stop = threading.Event()
 
-    async def follow(self) -> None:
+    def follow(self) -> None:
         """Show the run until `stop`."""
-        clock = asyncio.get_running_loop().time
         try:
             while not self._stop.is_set():
-                self._look(clock(), _HOLD_S)
-                try:
-                    async with asyncio.timeout(REFRESH_S):
-                        await self._stop.wait()
-                except TimeoutError:
-                    continue
-            self._look(clock(), 0.0)
+                self._look(_HOLD_S)
+                self._stop.wait(REFRESH_S)
+            self._look(0.0)
         finally:
             self._logs.close()
             self._view.close()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """The run has ended: show what is left, and let `follow` return."""
         self._stop.set()
 
-    def _look(self, now: float, hold_s: float) -> None:
-        for line in self._logs.new(now, hold_s):
+    def _look(self, hold_s: float) -> None:
+        for line in self._logs.new(time.monotonic(), hold_s):
             self._view.on_event(line)
         for metrics in self._metrics.new():
             self._view.on_step(metrics)

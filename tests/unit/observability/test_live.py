@@ -1,7 +1,8 @@
-import asyncio
 import io
 import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def test_sparkline(values: list[float], line: str) -> None:
 class Recorder:
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.drawn = threading.Event()
 
     def on_step(self, metrics: Mapping[str, Any]) -> None:
         self.seen.append(metrics["step"])
@@ -147,6 +149,7 @@ class Recorder:
 
     def draw(self) -> None:
         self.seen.append("draw")
+        self.drawn.set()
 
     def close(self) -> None:
         self.seen.append("close")
@@ -159,28 +162,27 @@ def write(path: Path, **fields: Any) -> None:
 
 
 def test_a_viewer_shows_everything_up_to_the_end(tmp_path: Path) -> None:
-    async def scenario() -> list[Any]:
-        recorder = Recorder()
-        viewer = Viewer(tmp_path, recorder)
-        write(tmp_path / "metrics.jsonl", step=1)
-        async with asyncio.timeout(10):
-            following = asyncio.create_task(viewer.follow())
-            await asyncio.sleep(0)  # it has looked once
-            assert recorder.seen == [1, "draw"]
-            write(tmp_path / "logs" / "buffer-0.jsonl", timestamp="2026", event="run_ended")
-            write(tmp_path / "metrics.jsonl", step=2)
-            await viewer.stop()
-            await following
-        return recorder.seen
-
-    assert asyncio.run(scenario()) == [1, "draw", "run_ended", 2, "draw", "close"]
+    recorder = Recorder()
+    viewer = Viewer(tmp_path, recorder)
+    write(tmp_path / "metrics.jsonl", step=1)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(viewer.follow)
+        assert recorder.drawn.wait(10)
+        assert recorder.seen[:2] == [1, "draw"]
+        write(tmp_path / "logs" / "buffer-0.jsonl", timestamp="2026", event="run_ended")
+        write(tmp_path / "metrics.jsonl", step=2)
+        viewer.stop()
+        following.result(10)
+    seen = [each for each in recorder.seen if each != "draw"]
+    assert sorted(map(str, seen)) == sorted(["1", "2", "run_ended", "close"])
+    assert recorder.seen[-2:] == ["draw", "close"]
 
 
 def test_a_view_is_closed_when_the_metrics_are_damaged(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("nonsense\n")
     recorder = Recorder()
     with pytest.raises(Exception, match="line 1"):
-        asyncio.run(Viewer(tmp_path, recorder).follow())
+        Viewer(tmp_path, recorder).follow()
     assert recorder.seen == ["close"]
 
 
@@ -191,16 +193,16 @@ def test_the_view_fits_where_its_output_goes(
     (tmp_path / "config.toml").write_text('name = "sums"\n[trainer]\nnum_steps = 300\n')
     write(tmp_path / "metrics.jsonl", **STEP)
 
-    async def show(console: Console) -> str:
+    def show(console: Console) -> str:
         viewer = open_view(tmp_path, console)
-        await viewer.stop()
-        await viewer.follow()
+        viewer.stop()
+        viewer.follow()
         return text(console)
 
-    assert asyncio.run(show(pipe())).startswith("step 3/300  reward 0.250")
-    assert "ratchet: sums" in asyncio.run(show(terminal()))
+    assert show(pipe()).startswith("step 3/300  reward 0.250")
+    assert "ratchet: sums" in show(terminal())
     monkeypatch.setenv("TERM", "dumb")
-    assert asyncio.run(show(terminal())).startswith("step 3/300")
+    assert show(terminal()).startswith("step 3/300")
 
 
 def test_a_directory_without_a_configuration_is_viewed_by_its_name(tmp_path: Path) -> None:
