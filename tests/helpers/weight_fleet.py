@@ -22,6 +22,7 @@ from tests.helpers.weight_process import (
 from tests.helpers.weights import FakeSource, digest_of_tensors
 
 from ratchet.actors.publisher import Published, Publisher
+from ratchet.actors.transfer import Transfers
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import WeightsConfig
 from ratchet.messages import AcquireTerm, RegisterRole
@@ -100,13 +101,10 @@ class Trainer:
         self.source = FakeSource(big_tensors(0))
         self.sender = open_sender(WeightsConfig(**fleet.weights), HOST, self.source)
         self.log = RecordingLog()
+        ends: Any = {"directory": fleet, "ask": fleet.ask, "now": monotonic, "log": self.log}
+        timeout_s = fleet.weights["timeout_s"]
         self.publisher = Publisher(
-            sender=self.sender,
-            directory=fleet,
-            ask=fleet.ask,
-            now=monotonic,
-            timeout_s=fleet.weights["timeout_s"],
-            log=self.log,
+            Transfers(sender=self.sender, timeout_s=timeout_s, **ends), **ends
         )
         self.publisher.begin(term, versions)
         self.step = -1

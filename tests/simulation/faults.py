@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.simulation.disk import fail
 
+from ratchet.actors.batch_requests import RepeatRequest
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER
-from ratchet.actors.trainer import RepeatRequest
 from ratchet.messages import Message, StopTraining
 
 if TYPE_CHECKING:

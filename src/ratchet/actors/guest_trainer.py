@@ -15,9 +15,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from ratchet.actors.batch_requests import RepeatRequest
 from ratchet.actors.step_metrics import TrainerOutput
 from ratchet.actors.system import System
-from ratchet.actors.trainer import RepeatRequest, SyncEngine, TrainerActor
+from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.weight_sync import SyncEngine
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
 from ratchet.errors import StaleTerm, WeightsMismatch

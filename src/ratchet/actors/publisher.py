@@ -29,7 +29,6 @@ from ratchet.messages import Ask, BurnVersion, CommitVersion, ReserveVersion, Ve
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
 from ratchet.transport.mailbox.base import Directory
-from ratchet.transport.weights.base import WeightSender
 from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
 
 R = TypeVar("R")
@@ -77,12 +76,11 @@ class Publisher:
 
     def __init__(
         self,
+        transfers: Transfers,
         *,
-        sender: WeightSender,
         directory: Directory,
         ask: AskFunction,
         now: Callable[[], float],
-        timeout_s: float,
         log: Log,
         snapshot: WeightSnapshot | None = None,
     ) -> None:
@@ -99,9 +97,7 @@ class Publisher:
         self._decided = asyncio.Event()  # the weights in hand are live, or their number is burnt
         self._weights = RightOfWay()  # to change the weights, and to read them
         self._sending = self._weights if snapshot is None else RightOfWay()
-        self._transfers = Transfers(
-            sender=sender, directory=directory, ask=ask, now=now, timeout_s=timeout_s, log=log
-        )
+        self._transfers = transfers
         self._directory = directory
         self._ask = ask
         self._now = now

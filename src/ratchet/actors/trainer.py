@@ -20,15 +20,18 @@ run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final, assert_never
+from typing import assert_never
 
+from ratchet.actors.batch_requests import BatchRequests, RepeatRequest
 from ratchet.actors.evaluation import Evaluation, evaluate
-from ratchet.actors.publisher import Published, Publisher, WeightSnapshot
+from ratchet.actors.publisher import Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
 from ratchet.actors.system import System
+from ratchet.actors.transfer import Transfers
+from ratchet.actors.weight_sync import SyncEngine, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
 from ratchet.errors import RunFailed, StaleTerm
@@ -36,8 +39,6 @@ from ratchet.messages import (
     AcquireTerm,
     BatchReady,
     Down,
-    Message,
-    RequestBatch,
     RoleJoined,
     RoleLeft,
     RoleRegistered,
@@ -52,19 +53,6 @@ from ratchet.staleness import Position, UnknownVersion
 from ratchet.status import EndStatus, Fact
 from ratchet.transport.weights.base import WeightSender
 from ratchet.types import Prompt, RoleInfo, RolloutGroup
-
-_RETRY_S: Final = 1.0
-
-
-class RepeatRequest(Message, frozen=True):
-    """To itself: a batch is still waited for, and the request for it may have been lost."""
-
-
-class SyncEngine(Message, frozen=True):
-    """To itself: an engine has no live version yet; offer it one."""
-
-    engine: RoleInfo
-
 
 _Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine | RepeatRequest
 
@@ -92,26 +80,36 @@ class TrainerActor(RoleActor[_Inbox]):
         self._patience_s = config.trainer.batch_timeout_s
         self._warm_start_prompts = warm_start_prompts
         self._registered = asyncio.Event()
-        self._engine_there = asyncio.Event()
-        self._engines: dict[str, RoleInfo] = {}
-        self._offers: set[RoleInfo] = set()  # engines that failed, to be offered weights again
-        self._batch: asyncio.Future[BatchReady | None] | None = None
-        self._done: StepTrained | None = None  # the account of the last batch
-        self._taken: tuple[tuple[int, int], ...] = ()  # (group, attempt) of the last batch
+        self._metrics = StepMetrics(self.now)
         self._publisher = Publisher(
-            sender=sender,
+            Transfers(
+                sender=sender,
+                directory=system,
+                ask=self.ask,
+                now=self.now,
+                timeout_s=config.weights.timeout_s,
+                log=self.log,
+            ),
             directory=system,
             ask=self.ask,
             now=self.now,
-            timeout_s=config.weights.timeout_s,
             log=self.log,
             snapshot=snapshot,
         )
-        self._publishing: asyncio.Task[Published] | None = None
+        self._sync = WeightSync(
+            self._publisher, spawn=self.spawn, after=self.after, metrics=self._metrics
+        )
+        self._requests = BatchRequests(
+            self.name,
+            publisher=self._publisher,
+            buffer=lambda: system.ref(BUFFER),
+            after=self.after,
+            repeat_s=system.ask_timeout_s,
+            log=self.log,
+        )
         self._step = 0
         self._bad_steps = 0
         self._stop_reason: str | None = None
-        self._metrics = StepMetrics(self.now)
         self._stepped_at: float | None = None
 
     def on_start(self) -> None:
@@ -136,16 +134,16 @@ class TrainerActor(RoleActor[_Inbox]):
 
     def status(self) -> Mapping[str, Fact]:
         """Where training stands, who holds the weights, and what the next step waits for."""
-        publisher, batch, publishing = self._publisher, self._batch, self._publishing
+        publisher = self._publisher
         return {
             "step": self._step,
             "version": publisher.version,
             "term": publisher.term,
             "live": publisher.live,
             "holders": len(publisher.holders),
-            "engines": len(self._engines),
-            "waits_for_batch": batch is not None and not batch.done(),
-            "publishing": publishing is not None and not publishing.done(),
+            "engines": len(self._sync.engines),
+            "waits_for_batch": self._requests.waiting,
+            "publishing": self._sync.publishing,
             "last_step_s": None if self._stepped_at is None else self.now() - self._stepped_at,
             "bad_steps": self._bad_steps,
         }
@@ -154,11 +152,11 @@ class TrainerActor(RoleActor[_Inbox]):
         """Note what the training task waits for."""
         match message:
             case BatchReady():
-                self._batch_ready(message)
+                self._requests.ready(message)
             case StopTraining():
                 self._stop_reason = message.reason
-                self._engine_there.set()  # or there will be no need of one
-                self._end_wait(None)
+                self._sync.stop()
+                self._requests.end()
             case Down():
                 self.registry_lost(message)
             case RoleRegistered():
@@ -171,16 +169,11 @@ class TrainerActor(RoleActor[_Inbox]):
                 if message.role.kind == "rollout":  # too late, perhaps, for what is under way
                     self.actor_ref.tell(SyncEngine(message.role))
             case RoleLeft():
-                if self._engines.get(message.role.name) == message.role:
-                    del self._engines[message.role.name]
-                if not self._engines and self._stop_reason is None:
-                    self._engine_there.clear()
+                self._sync.left(message.role)
             case RepeatRequest():
-                if self._batch is not None and not self._batch.done():
-                    self._request_batch()
+                self._requests.repeat()
             case SyncEngine():
-                self._offers.discard(message.engine)
-                self.spawn(self._sync(message.engine), name=f"sync-{message.engine.name}")
+                self._sync.sync(message.engine)
             case VersionUpdated():
                 pass  # its own doing
             case RunEnded():
@@ -215,26 +208,18 @@ class TrainerActor(RoleActor[_Inbox]):
         )
         self._publisher.begin(acquired.term, acquired.versions)
         await self.wait_for(
-            self._engine_there.wait(),
+            self._sync.engine_there.wait(),
             on="rollout",
             what="the first engine",
             within_s=self._patience_s,
         )
         async with self._publisher.changing():
             await self._publisher.reserve(self._step)
-        self._publishing = self.spawn(self._sync_all(self._publisher.transfer()), name="publish")
+        self._sync.publish()
         await self._until_live("an engine to hold the first version")
 
     async def _until_live(self, what: str) -> None:
-        await self.wait_for(self._live(), on="rollout", what=what, within_s=self._patience_s)
-
-    async def _live(self) -> None:
-        await self._transferred()
-        while self._publisher.live is None and self._stop_reason is None:
-            await asyncio.sleep(_RETRY_S)
-            await self._engine_there.wait()  # without one, every try would burn a number
-            self._publish_again()
-            await self._transferred()
+        await self.wait_for(self._sync.live(), on="rollout", what=what, within_s=self._patience_s)
 
     async def _take_step(self) -> None:
         times = StepTimes(self.now)
@@ -242,24 +227,22 @@ class TrainerActor(RoleActor[_Inbox]):
         if ready is None:
             return
         times.mark("wait_s")
-        self._taken = tuple((group.group_id, group.attempt) for group in ready.batch.groups)
         position = self._publisher.position
         # judged again, against the weights that take the step: until then nothing changes them
         fresh, stale = self._split_stale(ready.batch.groups, position)
         rejected = {group.group_id: "stale" for group in stale}
         applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
         if applied:
-            self._publishing = self.spawn(
-                self._sync_all(self._publisher.transfer()), name="publish"
-            )
+            self._sync.publish()
         else:
             rejected |= {group.group_id: "non_finite" for group in fresh}
         trained = tuple(group.group_id for group in fresh) if applied else ()
-        self._done = StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
-        self.system.ref(BUFFER).tell(self._done)
+        self._requests.account(
+            StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
+        )
         self._stepped_at = self.now()
         if self._config.trainer.synchronous:
-            await self._transferred()
+            await self._sync.transferred()
             times.mark("publish_s")
         if fresh:
             self._output.step(
@@ -288,19 +271,10 @@ class TrainerActor(RoleActor[_Inbox]):
 
     async def _next_batch(self) -> BatchReady | None:
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
-        self._batch = asyncio.get_running_loop().create_future()
-        self._request_batch()
         what = f"the batch of step {self._step + 1}"
-        try:
-            return await self.wait_for(self._batch, on=BUFFER, what=what, within_s=self._patience_s)
-        finally:
-            self._repeat.cancel()
-
-    def _request_batch(self) -> None:
-        self._repeat = self.after(self.system.ask_timeout_s, RepeatRequest())
-        version, step = self._publisher.position
-        request = RequestBatch(self.name, self._publisher.term, version, step, self._done)
-        self.system.ref(BUFFER).tell(request)
+        return await self.wait_for(
+            self._requests.next(), on=BUFFER, what=what, within_s=self._patience_s
+        )
 
     async def _optimise(
         self, groups: Sequence[RolloutGroup], times: StepTimes
@@ -309,7 +283,7 @@ class TrainerActor(RoleActor[_Inbox]):
         gradients = await self._backend.forward_backward(groups)
         times.mark("train_s")
         if self._publisher.snapshot is None:
-            await self._transferred()
+            await self._sync.transferred()
         async with self._publisher.changing():
             times.mark("publish_s")
             if not gradients.finite:
@@ -334,52 +308,7 @@ class TrainerActor(RoleActor[_Inbox]):
             msg = f"{self._bad_steps} steps in a row were not finite; last groups: {groups}"
             raise RunFailed(msg)
 
-    # --- weight sync
-
-    async def _sync_all(self, transfer: Awaitable[Published]) -> Published:
-        published = await transfer
-        if published.metrics:
-            self._metrics.synced(published.seconds, published.metrics)
-        self._offer_again(published)
-        return published
-
-    async def _transferred(self) -> None:
-        if self._publishing is not None:
-            await self._publishing
-            self._publishing = None
-
-    async def _sync(self, engine: RoleInfo) -> None:
-        """Bring an engine that joined late, or failed, to the live version."""
-        if self._engines.get(engine.name) != engine:
-            return
-        published = await self._publisher.catch_up(engine)
-        if published is None:
-            self._publish_again()
-            return
-        if published.metrics:
-            self._metrics.caught_up()
-        self._offer_again(published)
-
-    def _publish_again(self) -> None:
-        """Publish although no step was taken: no engine holds the weights in hand."""
-        if self._publishing is None or self._publishing.done():
-            again = self._publisher.publish_again()
-            self._publishing = self.spawn(self._sync_all(again), name="publish-again")
-
-    def _offer_again(self, published: Published) -> None:
-        for engine in published.failed:
-            if engine not in self._offers:
-                self._offers.add(engine)
-                self.after(_RETRY_S, SyncEngine(engine))
-
-    def _joined(self, role: RoleInfo) -> None:
-        if role.kind == "rollout":
-            self._engines[role.name] = role
-            self._engine_there.set()
-        elif role.name == BUFFER and self._batch is not None and not self._batch.done():
-            self._request_batch()  # a new life of the buffer has not heard of our request
-
-    # --- waiting, evaluation, the end
+    # --- evaluation, the end
 
     async def _evaluate(self) -> Evaluation | None:
         publisher = self._publisher
@@ -398,21 +327,11 @@ class TrainerActor(RoleActor[_Inbox]):
             self.log.info("evaluated", **evaluation._asdict())
         return evaluation
 
-    def _batch_ready(self, message: BatchReady) -> None:
-        """End the wait for a batch, if it is the batch of the step in hand and not an older one.
-
-        A step that was not finite is taken again under its number: then the groups tell.
-        """
-        due = (self._publisher.term, self._step + 1)
-        attempts = tuple((group.group_id, group.attempt) for group in message.batch.groups)
-        if (message.term, message.batch.step) == due and attempts != self._taken:
-            self._end_wait(message)
-        else:
-            self.log.warning("batch_not_due", term=message.term, step=message.batch.step, due=due)
-
-    def _end_wait(self, ready: BatchReady | None) -> None:
-        if self._batch is not None and not self._batch.done():
-            self._batch.set_result(ready)
+    def _joined(self, role: RoleInfo) -> None:
+        if role.kind == "rollout":
+            self._sync.joined(role)
+        elif role.name == BUFFER:
+            self._requests.repeat()  # a new life of the buffer has not heard of our request
 
     def _summarise(self, status: str, reason: str | None, **evaluations: Evaluation | None) -> None:
         self._output.summary(

@@ -10,12 +10,13 @@ from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
 
+from ratchet.actors.batch_requests import BatchRequests
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.rollout import RolloutActor
-from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.weight_sync import WeightSync
 from ratchet.messages import ClaimPrompts
 from ratchet.transport.mailbox.limits import Limits
 
@@ -41,7 +42,7 @@ def nobody_catches_up() -> Patches:
     async def sync(self: Any, engine: Any) -> None:
         return
 
-    return [(TrainerActor, "_sync", sync)]
+    return [(WeightSync, "_sync", sync)]
 
 
 @mutant("a finish that waits for a version is forgotten", seed=11)
@@ -108,7 +109,7 @@ def prompt_twice() -> Patches:
     ),
 )
 def any_batch_is_trained() -> Patches:
-    return [(TrainerActor, "_batch_ready", lambda self, ready: self._end_wait(ready))]
+    return [(BatchRequests, "ready", lambda self, ready: self.end(ready))]
 
 
 @mutant("a group is torn apart (NeMo-RL#3469)", seed=2)

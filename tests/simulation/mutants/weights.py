@@ -11,7 +11,7 @@ from tests.simulation.weight_ends import RecordingSender
 from ratchet.actors import transfer
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.rollout import RolloutActor
-from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.weight_sync import WeightSync
 from ratchet.backends.rollout.fake import FakeEngine
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.messages import WeightsLoaded
@@ -199,7 +199,7 @@ def weights_change_while_they_are_read() -> Patches:
     async def at_all_times(self: Any) -> None:
         return
 
-    return [(Publisher, "changing", at_once), (TrainerActor, "_transferred", at_all_times)]
+    return [(Publisher, "changing", at_once), (WeightSync, "transferred", at_all_times)]
 
 
 @mutant("weights are never delivered, and it looks like staleness (verl#7495)", seed=2)

@@ -11,6 +11,7 @@ from tests.helpers.refs import RecordedDirectory
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.publisher import Published, Publisher
+from ratchet.actors.transfer import Transfers
 from ratchet.errors import (
     ActorDead,
     AskTimeout,
@@ -121,13 +122,15 @@ class World:
         self.next = 0
         self.newest_term = TERM
         self.engines: dict[str, Callable[[int], WeightsLoaded]] = {}
+        ends: Any = {
+            "directory": self.directory,
+            "ask": self._ask,
+            "now": asyncio.get_running_loop().time,
+            "log": self.log,
+        }
         self.publisher = Publisher(
-            sender=self.sender,
-            directory=self.directory,
-            ask=self._ask,
-            now=asyncio.get_running_loop().time,
-            timeout_s=TIMEOUT_S,
-            log=self.log,
+            Transfers(sender=self.sender, timeout_s=TIMEOUT_S, **ends),
+            **ends,
             snapshot=Snapshot(self.events) if snapshot else None,
         )
         self.publisher.begin(TERM, ())
