@@ -82,21 +82,31 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """One trajectory: a prompt, its completion and what the engine knew when it sampled."""
+    """One sample: a prompt, its completion and what the engine knew when it sampled.
+
+    A trajectory of several turns is one sample as long as the prompt of each turn extends the
+    tokens so far: the environment's tokens then lie in the completion, untrained. It is several
+    samples where that is not so (a context that was cut down, several agents).
+    """
 
     prompt_ids: Packed
     """int32 [P]"""
     completion_ids: Packed
     """int32 [C], the end-of-sequence token included where one was sampled"""
     behavior_logprobs: Packed
-    """float32 [C], natural log of the probability in the very distribution sampled from"""
+    """float32 [C], natural log of the probability in the very distribution sampled from; 0 for a
+    token of the environment"""
     loss_mask: Packed
-    """uint8 [C], 1 where a token is trained"""
+    """uint8 [C], 1 where a token is trained; 0 for a token of the environment"""
     spans: tuple[VersionSpan, ...]
-    """cover [0, C) without gaps, in order"""
+    """cover [0, C) without gaps, in order; a token of the environment continues the span of the
+    sampled one before it, and so adds no version"""
     finish_reason: FinishReason
     reward: float
+    """of the trajectory, alike in all its samples"""
     seed: int
+    trajectory: int | None = None
+    """Samples of a group with the same number are one trajectory; None: one of its own."""
 
     @property
     def min_version(self) -> PolicyVersion:
@@ -110,7 +120,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
 
 class RolloutGroup(msgspec.Struct, frozen=True):
-    """The rollouts of one prompt, moved and judged as a whole."""
+    """The trajectories of one prompt, of one or more rollouts each, moved and judged as a whole."""
 
     group_id: int
     attempt: int
@@ -124,9 +134,19 @@ class RolloutGroup(msgspec.Struct, frozen=True):
         return tuple(sorted({span.version for rollout in self.rollouts for span in rollout.spans}))
 
     @property
+    def trajectories(self) -> tuple[tuple[Rollout, ...], ...]:
+        """The rollouts of each trajectory, in the order of their first."""
+        found: dict[tuple[str, int], list[Rollout]] = {}
+        for index, rollout in enumerate(self.rollouts):
+            number = rollout.trajectory
+            key = ("own", index) if number is None else ("shared", number)
+            found.setdefault(key, []).append(rollout)
+        return tuple(map(tuple, found.values()))
+
+    @property
     def rewards(self) -> tuple[float, ...]:
-        """One reward per rollout."""
-        return tuple(rollout.reward for rollout in self.rollouts)
+        """One reward per trajectory, in the order of `trajectories`."""
+        return tuple(samples[0].reward for samples in self.trajectories)
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +162,7 @@ class Assignment(msgspec.Struct, frozen=True):
     epoch: int
     prompt: Prompt
     group_size: int
+    """trajectories"""
     lease_s: float
     """Seconds from the hand-over in which the group must be finished."""
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from tests.helpers.actors import RecordingLog
 from tests.helpers.config import small_config
+from tests.helpers.scoring import SingleTurn
 
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.buffer import BufferActor
@@ -47,7 +48,7 @@ class Policy(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(size))
 
 
-class RandomScorer:
+class RandomScorer(SingleTurn):
     """Rewards that differ within a group, so that none is dropped."""
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tests.helpers.scoring import SingleTurn
 from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
@@ -91,7 +92,7 @@ def reward(text: str) -> float:
     return sum(map(ord, text)) % 7 / 6
 
 
-class Scorer:
+class Scorer(SingleTurn):
     """Scores by `reward`; it fails while `broken()` says so."""
 
     def __init__(self, broken: Callable[[], bool] = lambda: False) -> None:

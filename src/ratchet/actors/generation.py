@@ -16,11 +16,12 @@ from ratchet.backends.rollout.base import Completion, RolloutEngine, SamplingPar
 from ratchet.config import Config
 from ratchet.errors import GenerationFailed, PromptTooLong, RewardFailed, VersionError
 from ratchet.messages import EvaluatePolicy, Message
+from ratchet.tasks.base import Conversation, Step
 from ratchet.types import Assignment, Packed, PolicyVersion, Prompt, Rollout, RolloutGroup
 
 
 class Scorer(Protocol):
-    """Scores completions away from the event loop."""
+    """The task's own code, away from the event loop."""
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
         """Return one reward per completion.
@@ -28,6 +29,24 @@ class Scorer(Protocol):
         Raises:
             RewardFailed: if the reward raised, or is not a number.
         """
+        ...
+
+    def max_turns(self, prompt: Prompt) -> int:
+        """Return what the task says of this prompt; 1 where it is no `MultiTurnTask`. At once."""
+        ...
+
+    async def step(self, prompt: Prompt, conversation: Conversation) -> Step:
+        """Answer the last turn of one trajectory; any process may, as all state comes along.
+
+        Raises:
+            RewardFailed: if the environment raised, or did not return a `Step`.
+        """
+        ...
+
+    async def score_conversations(
+        self, prompt: Prompt, conversations: Sequence[Conversation]
+    ) -> list[float]:
+        """Return one reward per ended conversation; raises as `score`."""
         ...
 
     def close(self) -> None:

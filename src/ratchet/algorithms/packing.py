@@ -63,7 +63,9 @@ class MicroBatch(NamedTuple):
 
 
 def rollout_rows(groups: Iterable[RolloutGroup], advantage: Advantage) -> list[Row]:
-    """Return a row for each rollout, with its advantage within its group.
+    """Return a row for each rollout, with the advantage of its trajectory within its group.
+
+    A trajectory counts once in the statistics of its group, however many rollouts it has.
 
     Raises:
         ValueError: if the lengths of a rollout's arrays differ, or its prompt or completion is
@@ -72,7 +74,12 @@ def rollout_rows(groups: Iterable[RolloutGroup], advantage: Advantage) -> list[R
     rows = []
     for group in groups:
         advantages = advantage(np.asarray(group.rewards, dtype=np.float64))
-        for rollout, value in zip(group.rollouts, advantages, strict=True):
+        samples = (
+            (rollout, value)
+            for trajectory, value in zip(group.trajectories, advantages, strict=True)
+            for rollout in trajectory
+        )
+        for rollout, value in samples:
             row = Row(
                 rollout.prompt_ids,
                 rollout.completion_ids,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.config import small_config
+from tests.helpers.scoring import SingleTurn
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.generation import Generator, GroupFailure, sample_seed
@@ -22,7 +23,7 @@ from ratchet.types import Assignment, Prompt, RolloutGroup
 PROMPT = Prompt("p", "12>")
 
 
-class Scorer:
+class Scorer(SingleTurn):
     def __init__(self) -> None:
         self.seen: list[tuple[Prompt, list[str]]] = []
 

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.actors import RecordingLog, make_system
 from tests.helpers.config import small_config
 from tests.helpers.refs import RecordedDirectory, RecordedRef
+from tests.helpers.scoring import SingleTurn
 from tests.simulation.loop import run_virtual
 from tests.simulation.weights import FakeReceiver, Passage, Wire, digest_of
 
@@ -47,7 +48,7 @@ TIMEOUT_S = 10.0
 TOKENS = 4
 
 
-class Scorer:
+class Scorer(SingleTurn):
     """One reward after another; an exception is raised."""
 
     def __init__(self, *outcomes: list[float] | Exception) -> None:
