@@ -1,0 +1,210 @@
+"""A checkpoint is whole or not there, at whatever point the process or the machine ends."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ratchet.errors import UserError
+from ratchet.storage.checkpoints import MANIFEST, CheckpointFacts, Checkpoints, Disk
+
+
+def facts(version: int, step: int | None = None) -> CheckpointFacts:
+    step = version if step is None else step
+    return CheckpointFacts("run", version, step, term=1, data="d", created_at=0.0)
+
+
+def fill(text: str) -> object:
+    def write(directory: Path) -> None:
+        (directory / "model").mkdir()
+        (directory / "model" / "weights").write_bytes(text.encode() * 1000)
+        (directory / "state.json").write_text(text)
+
+    return write
+
+
+def save(checkpoints: Checkpoints, version: int, step: int | None = None) -> None:
+    checkpoints.save(facts(version, step), fill(f"v{version}"))
+
+
+def versions(checkpoints: Checkpoints) -> list[int]:
+    return [each.facts.version for each in checkpoints.whole()]
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    save(checkpoints, 7, step=5)
+    found = checkpoints.find()
+    assert found.facts == facts(7, step=5)
+    assert (found.path / "model" / "weights").read_bytes() == b"v7" * 1000
+    assert sorted(found.files) == ["model/weights", "state.json"]
+    assert found == checkpoints.find(step=5)
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for version in (3, 20, 100, 7_000_000_000):
+        save(checkpoints, version)
+    assert versions(checkpoints) == [100, 7_000_000_000]
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        "version-00000100",
+        "version-7000000000",
+    }
+
+
+def test_of_two_branches_with_one_step_the_newer_is_found(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    save(checkpoints, 3, step=2)
+    save(checkpoints, 9, step=2)
+    assert checkpoints.find(step=2).facts.version == 9
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "none", keep=1)
+    with pytest.raises(UserError, match="no checkpoint; start the run anew"):
+        checkpoints.find()
+    save(checkpoints, 4)
+    with pytest.raises(UserError, match="no checkpoint of step 3; there are those of steps 4"):
+        checkpoints.find(step=3)
+    with pytest.raises(FileExistsError):
+        save(checkpoints, 4)
+
+
+@pytest.mark.parametrize("name", ["model/weights", "state.json"])
+@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 4)
+    path = checkpoints.whole()[0].path / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] if damage == "short" else b"x" + content[1:])
+    with pytest.raises(UserError, match=f"version-00000004 is damaged: {name}: "):
+        checkpoints.find()
+
+
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 4)
+    manifest = checkpoints.whole()[0].path / MANIFEST
+    good = manifest.read_text()
+    manifest.write_text(good.replace('"format": 1', '"format": 2'))
+    with pytest.raises(UserError, match="format 2, and this Ratchet knows up to 1"):
+        checkpoints.find()
+    manifest.write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
+        checkpoints.find()
+
+
+def test_a_failed_save_leaves_the_others_and_no_rest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+
+    def full(directory: Path) -> None:
+        (directory / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(facts(2), full)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["version-00000001"]
+    checkpoints.find()
+
+
+class Crash(BaseException):
+    """The process, or the machine, ends here."""
+
+
+class CrashingDisk(Disk):
+    """Ends before one of its operations, and knows what was not synced by then."""
+
+    def __init__(self, before: int) -> None:
+        self._left = before
+        self.synced: set[Path] = set()
+        self.renames: list[tuple[Path, Path]] = []
+        """whose directory was not synced since"""
+
+    def _count(self) -> None:
+        if self._left == 0:
+            raise Crash
+        self._left -= 1
+
+    def sync(self, path: Path) -> None:
+        self._count()
+        super().sync(path)
+        self.synced.add(path)
+        self.renames = [pair for pair in self.renames if pair[1].parent != path]
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._count()
+        super().rename(old, new)
+        self.renames.append((old, new))
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        for file in sorted(path.rglob("*")):  # in the middle of it, too
+            if file.is_file():
+                self._count()
+                file.unlink()
+        super().remove(path)
+
+
+def cut_power(disk: CrashingDisk, rng: random.Random) -> None:
+    """Undo any of the renames that were not synced, the last ones first."""
+    for old, new in reversed(disk.renames):
+        if new.exists() and rng.random() < 0.5:
+            new.rename(old)
+
+
+def lose_unsynced(root: Path, disk: CrashingDisk, rng: random.Random) -> None:
+    """Cut the files short that were not synced."""
+    renamed = {old: new for old, new in disk.renames}
+    synced = {renamed.get(path.parent, path.parent) / path.name for path in disk.synced}
+    for file in [path for path in root.rglob("*") if path.is_file()]:
+        under = file.relative_to(root).parts[0]
+        if under.startswith(".unfinished") and file not in synced and file not in disk.synced:
+            content = file.read_bytes()
+            file.write_bytes(content[: rng.randrange(len(content) + 1)])
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_whole_checkpoint_loads_after_a_crash_at_any_point(tmp_path: Path, power: bool) -> None:
+    points = 0
+    while not all(crash(tmp_path / f"{points}-{n}", points, n, power) for n in range(6)):
+        points += 1
+    assert points == NUM_OPERATIONS
+
+
+NUM_OPERATIONS = 14
+"""of a save: what an earlier crash left, 5 syncs, a rename, a sync, and the removal of an old one"""
+
+
+def crash(root: Path, point: int, attempt: int, power: bool) -> bool:
+    """Save, crash before an operation, look, and save; whether all was done before the crash."""
+    before = Checkpoints(root, keep=2)
+    for version in (1, 2):
+        save(before, version)
+    (root / ".unfinished-version-00000009").mkdir()  # an earlier crash
+    disk = CrashingDisk(point)
+    try:
+        save(Checkpoints(root, keep=2, disk=disk), 3)
+    except Crash:
+        rng = random.Random(f"{point}/{attempt}")
+        if power:
+            lose_unsynced(root, disk, rng)
+            cut_power(disk, rng)
+    else:
+        return True
+    after = Checkpoints(root, keep=2)
+    assert len(after.whole()) >= 2
+    for each in after.whole():
+        each.verify()
+    newest = after.find().facts.version
+    assert newest in {2, 3}
+    save(after, 4)  # the next one is written as if nothing had happened
+    assert versions(after) == [newest, 4]
+    assert not [entry for entry in root.iterdir() if entry.name.startswith(".")]
+    return False
