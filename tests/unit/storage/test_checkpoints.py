@@ -161,7 +161,7 @@ def cut_power(disk: CrashingDisk, rng: random.Random) -> None:
 
 def lose_unsynced(root: Path, disk: CrashingDisk, rng: random.Random) -> None:
     """Cut the files short that were not synced."""
-    renamed = {old: new for old, new in disk.renames}
+    renamed = dict(disk.renames)
     synced = {renamed.get(path.parent, path.parent) / path.name for path in disk.synced}
     for file in [path for path in root.rglob("*") if path.is_file()]:
         under = file.relative_to(root).parts[0]
@@ -179,7 +179,7 @@ def test_a_whole_checkpoint_loads_after_a_crash_at_any_point(tmp_path: Path, pow
 
 
 NUM_OPERATIONS = 14
-"""of a save: what an earlier crash left, 5 syncs, a rename, a sync, and the removal of an old one"""
+"""of a save: the rest of an earlier one, 5 syncs, a rename, a sync, and removing an old one"""
 
 
 def crash(root: Path, point: int, attempt: int, power: bool) -> bool:
