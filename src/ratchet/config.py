@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,24 @@ from ratchet.errors import ConfigError
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+FilterName = Literal["zero_spread", "too_short", "too_long", "truncated", "any_aborted"]
+UnusedName = Literal["drop", "retry", "mask"]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _check_choice(choice: str, known: Sequence[str]) -> str:
+    if choice not in known and ":" not in choice:
+        msg = (
+            f"{choice!r} is not known; use one of {', '.join(known)}, or"
+            ' "module:function" to bring your own'
+        )
+        raise ValueError(msg)
+    return choice
 
 
 class LoraConfig(_Section):
@@ -110,14 +123,70 @@ class ModelConfig(_Section):
         return self
 
 
-class TaskConfig(_Section):
-    """Where prompts and rewards come from."""
+class OneTaskConfig(_Section):
+    """One task of a mixture."""
 
     name: str
     """A built-in task, or "module:object" (the module may be a path to a .py file)."""
     args: dict[str, Any] = {}
     reward: str | None = None
     """ "module:function" that replaces the task's own score."""
+    label: str | None = None
+    """What its prompts' ids begin with; by default the name, or what follows its colon."""
+    weight: PositiveFloat = 1.0
+    """Its share of the prompts, compared with the other weights."""
+
+    @property
+    def key(self) -> str:
+        """The label, given or not."""
+        return self.label or self.name.rpartition(":")[2]
+
+    @model_validator(mode="after")
+    def _one_word(self) -> Self:
+        if self.name == "mixture":
+            msg = 'name = "mixture" is refused: put its tasks beside the others'
+            raise ValueError(msg)
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", self.key):
+            msg = (
+                f"label = {self.key!r} is not a word of letters, digits, '.', '_' and '-'; give"
+                " another one"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class TaskConfig(_Section):
+    """Where prompts and rewards come from."""
+
+    name: str = "mixture"
+    """A built-in task, or "module:object" (the module may be a path to a .py file); "mixture" is
+    for `tasks`.
+    """
+    args: dict[str, Any] = {}
+    reward: str | None = None
+    """ "module:function" that replaces the task's own score."""
+    tasks: tuple[OneTaskConfig, ...] = ()
+    """Several tasks at once, weighted."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of a mixture by label; empty for one task."""
+        return {task.key: task.weight for task in self.tasks}
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if (self.name == "mixture") != bool(self.tasks) or (self.tasks and self.args):
+            msg = (
+                "give either name and args (one task), or one [[task.tasks]] for each of several,"
+                " with name, args and weight"
+            )
+            raise ValueError(msg)
+        if len(self.weights) < len(self.tasks):
+            labels = [task.key for task in self.tasks]
+            twice = next(label for label in labels if labels.count(label) > 1)
+            msg = f"two of tasks have the label {twice!r}; give them labels of their own"
+            raise ValueError(msg)
+        return self
 
 
 class RolloutConfig(_Section):
@@ -127,7 +196,12 @@ class RolloutConfig(_Section):
     num_workers: Positive = 1
     group_size: Positive = 8
     max_concurrent_groups: Positive | None = None
-    """Groups in flight per worker; by default the buffer's capacity divided by the workers."""
+    """Groups whose samples a worker has in flight at once. By default the buffer's capacity, and
+    with submission = "sample" a batch, divided by the workers."""
+    submission: Literal["group", "sample"] = "group"
+    """When a worker takes another group: when one has ended, or as soon as so many single samples
+    have; then long samples do not leave an engine idle, and more groups are in flight: at most
+    `max_concurrent_groups` x `group_size` per worker, and never more than the buffer's capacity."""
     max_batch_size: Positive = 512
     """Sequences that one engine decodes at once."""
     max_tokens: Positive
@@ -144,15 +218,64 @@ class BufferConfig(_Section):
     capacity_factor: PositiveFloat = 2.0
     """Finished and in-flight groups together are at most floor(capacity_factor x batch_groups)."""
     max_staleness: NonNegative = 4
-    unused: Literal["drop", "retry"] = "drop"
-    """What happens to failed and stale groups."""
+    filters: tuple[str, ...] = ()
+    """Finished groups that one of these rejects are dropped; the first to reject is the reason.
+    "zero_spread": all rewards are equal, so there is no gradient. "too_short", "too_long": a
+    rollout has fewer completion tokens than `min_tokens`, more than `max_tokens`. "truncated": a
+    rollout was cut off at its length limit. "any_aborted": a rollout was aborted, or failed. Or
+    "module:function" (group -> bool, True keeps it).
+    """
+    min_tokens: Positive | None = None
+    max_tokens: Positive | None = None
+    unused: str = "drop"
+    """What happens to aborted, failed and stale groups: "drop"; "retry": issue the prompt again, up
+    to `max_retries` times; "mask": train what is left of them; or "module:function"
+    (UnusedGroup -> one of the three).
+    """
     max_retries: NonNegative = 1
-    """With "retry": times that a failed or stale group is issued again."""
+    """Times that the unused handler issues a group again, whichever handler it is."""
     max_reissues: NonNegative = 3
     """Times that a group is issued again because its worker died or let the lease end."""
-    drop_zero_spread: bool = False
-    """Drop groups whose rewards are all equal, as they carry no gradient."""
     lease_s: PositiveFloat = 180.0
+
+    @field_validator("filters")
+    @classmethod
+    def _known_filters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            _check_choice(name, get_args(FilterName))
+            if name in value[:index]:
+                msg = f"{name!r} is named twice; once is enough"
+                raise ValueError(msg)
+        return value
+
+    @field_validator("unused")
+    @classmethod
+    def _known_handler(cls, value: str) -> str:
+        return _check_choice(value, get_args(UnusedName))
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        for name, field in (("too_short", "min_tokens"), ("too_long", "max_tokens")):
+            limit = getattr(self, field)
+            if (name in self.filters) != (limit is not None):
+                is_listed = "is" if name in self.filters else "is not"
+                msg = (
+                    f"buffer.{field} = {limit}, and {name!r} {is_listed} in buffer.filters ="
+                    f" {list(self.filters)}: give both or neither"
+                )
+                raise ValueError(msg)
+        if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
+            msg = (
+                f"buffer.min_tokens = {self.min_tokens} is more than buffer.max_tokens ="
+                f" {self.max_tokens}: every group would be dropped"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def masks_stale(self) -> bool:
+        """Whether a batch may hold tokens past the bound, for the trainer to mask."""
+        return self.unused not in {"drop", "retry"}
 
     @property
     def capacity(self) -> int:
@@ -245,13 +368,32 @@ class WeightsConfig(_Section):
 
 
 class EvalConfig(_Section):
-    """Evaluation on held-out prompts before and after training, each pinned to one version."""
+    """Evaluation on held-out prompts before, beside and after training, each of one version."""
 
     num_prompts: NonNegative = 0
+    every_steps: NonNegative = 0
+    """Beside training, evaluate the version of each so many optimiser steps; 0 is never."""
+    engines: Literal["shared", "own"] = "shared"
+    """Who evaluates: "shared" lends at most half of the rollout workers (or the only one), "own"
+    starts `num_workers` that do nothing else.
+    """
+    num_workers: Positive = 1
+    """With "own": how many `ratchet run` starts."""
     samples: Positive = 1
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0 is greedy."""
-    timeout_s: PositiveFloat = 300.0
+    timeout_s: PositiveFloat = 120.0
+    """An evaluation that takes longer ends, and counts the prompts that it lacks as failed."""
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> Self:
+        if self.every_steps and not self.num_prompts:
+            msg = (
+                f"eval.every_steps = {self.every_steps} has nothing to evaluate: eval.num_prompts"
+                " is 0; set it, or leave every_steps out"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class TlsConfig(_Section):
@@ -361,6 +503,12 @@ class Config(_Section):
                 " no standard deviation; use a group_size of at least 2"
             )
             raise ValueError(msg)
+        if self.rollout.group_size == 1 and "zero_spread" in self.buffer.filters:
+            msg = (
+                'rollout.group_size = 1 cannot go with "zero_spread" in buffer.filters: one reward'
+                " has no spread, so every group would be dropped; leave one of the two out"
+            )
+            raise ValueError(msg)
         if self.buffer.capacity < self.buffer.batch_groups:
             msg = (
                 "floor(buffer.capacity_factor x buffer.batch_groups) ="
@@ -375,14 +523,41 @@ class Config(_Section):
                 f" buffer.lease_s = {self.buffer.lease_s}: the lease would end first"
             )
             raise ValueError(msg)
+        least_s = self.eval.timeout_s + self.rollout.group_timeout_s
+        if (
+            self.eval.every_steps
+            and self.eval.engines == "shared"
+            and self.trainer.batch_timeout_s < least_s
+        ):
+            msg = (
+                f"eval.timeout_s + rollout.group_timeout_s = {least_s} is longer than"
+                f" trainer.batch_timeout_s = {self.trainer.batch_timeout_s}: an evaluation that"
+                " hangs on shared engines would end the run; lower eval.timeout_s, or use engines ="
+                ' "own"'
+            )
+            raise ValueError(msg)
+        room = self.buffer.batch_groups if self.trainer.synchronous else self.buffer.capacity
+        slots = self.groups_per_worker * self.rollout.num_workers
+        if self.rollout.submission == "sample" and slots >= room:
+            msg = (
+                'rollout.submission = "sample" would change nothing: the workers have slots for'
+                f" {self.groups_per_worker} x {self.rollout.num_workers} = {slots} groups"
+                f" (rollout.max_concurrent_groups x num_workers), and the buffer has room for"
+                f" {room}, so that no further group can begin while one waits for its last sample;"
+                " use fewer max_concurrent_groups, a larger buffer.capacity_factor, or"
+                ' submission = "group"'
+            )
+            raise ValueError(msg)
         return self
 
     @property
     def groups_per_worker(self) -> int:
-        """Groups that one rollout worker holds at once."""
+        """Groups that one rollout worker has slots for."""
         if self.rollout.max_concurrent_groups is not None:
             return self.rollout.max_concurrent_groups
-        return max(1, math.ceil(self.buffer.capacity / self.rollout.num_workers))
+        per_sample = self.rollout.submission == "sample"
+        groups = self.buffer.batch_groups if per_sample else self.buffer.capacity
+        return max(1, math.ceil(groups / self.rollout.num_workers))
 
     def to_toml(self) -> str:
         """Return the resolved configuration: every field, defaults included."""
@@ -478,6 +653,8 @@ def _explain(details: Mapping[str, Any]) -> str:
 def _known_keys(location: Sequence[str]) -> list[str]:
     model: type[BaseModel] = Config
     for part in location:
+        if part.isdigit():  # the n-th of an array of tables
+            continue
         annotation = model.model_fields[part].annotation
         choices = get_args(annotation) or (annotation,)  # a section may be optional
         section = next((each for each in choices if _is_section(each)), None)

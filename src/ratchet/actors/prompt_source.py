@@ -1,43 +1,85 @@
-"""Which prompt comes next: each epoch is one seeded permutation of the task's training prompts.
+"""Which prompt comes next: each epoch of a task is one seeded permutation of its training prompts,
+and several tasks take turns by their weights.
 
-Pure: consumes a seed and the prompts, produces (epoch, prompt) pairs without end; waits for
-nothing. The order depends on (seed, epoch) alone, so that it can be found again from the cursor.
+Pure: consumes a seed, the prompts and the weights, produces (epoch, prompt) pairs without end;
+waits for nothing. An epoch is a task's own: the n-th pass over its prompts. What comes next depends
+on the seed and on how many prompts were issued, and on nothing else, so that it can be found again
+from the cursor. Its two numbers say how many those are: `epoch` times all prompts, and `position`.
+With one task its epoch is the task's.
 """
 
 from __future__ import annotations
 
 import random  # noqa: TID251 - one seeded generator per epoch, no state shared
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ratchet.errors import TaskError
+from ratchet.tasks.mixture import label_of
+from ratchet.tasks.proportions import Turns
 from ratchet.types import Prompt
 
 
 class PromptSource:
-    """Each prompt once an epoch, epoch after epoch."""
+    """Each prompt once in each epoch of its task, epoch after epoch."""
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], seed: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Begin with the first prompt.
+
+        Args:
+            prompts: of all tasks.
+            seed: the run's.
+            weights: of a mixture, by the labels that its prompts' ids begin with; None for one
+                task.
+
+        Raises:
+            TaskError: if a task has no prompts.
+        """
+        self._num_prompts = len(prompts)
+        if not weights:
+            self._tasks = [_Epochs(prompts, str(seed))]
+            self._weights: tuple[float, ...] = (1.0,)
+        else:
+            of_label: dict[str, list[Prompt]] = {label: [] for label in weights}
+            for prompt in prompts:
+                of_label[label_of(prompt.prompt_id)].append(prompt)
+            self._tasks = [_Epochs(each, f"{seed}/{label}") for label, each in of_label.items()]
+            self._weights = tuple(weights.values())
+        self.seek(0, 0)
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Put the cursor to where it was when it had these two numbers."""
+        self.epoch, self.position = epoch, position
+        self._turns = Turns(self._weights, epoch * self._num_prompts + position)
+
+    def next(self) -> tuple[int, Prompt]:
+        """Return the epoch and the prompt, and move the cursor behind it."""
+        if self.position == self._num_prompts:
+            self.epoch, self.position = self.epoch + 1, 0
+        self.position += 1
+        task = self._turns.next()
+        return self._tasks[task].at(self._turns.counts[task] - 1)
+
+
+class _Epochs:
+    """The prompts of one task in the order of their issue."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: str) -> None:
         if not prompts:
             msg = "the task has no training prompts: give it at least one (task.args)"
             raise TaskError(msg)
         self._prompts = prompts
         self._seed = seed
+        self._epoch = -1
         self._order: list[int] = []
-        self.epoch = -1
-        self.position = 0
-        self._next_epoch()
 
-    def next(self) -> tuple[int, Prompt]:
-        """Return the epoch and the prompt, and move the cursor behind it."""
-        if self.position == len(self._order):
-            self._next_epoch()
-        prompt = self._prompts[self._order[self.position]]
-        self.position += 1
-        return self.epoch, prompt
-
-    def _next_epoch(self) -> None:
-        self.epoch += 1
-        self.position = 0
-        self._order = list(range(len(self._prompts)))
-        # seeded by (seed, epoch), not drawn: the order is part of the run's identity
-        random.Random(f"{self._seed}/{self.epoch}").shuffle(self._order)  # noqa: S311
+    def at(self, index: int) -> tuple[int, Prompt]:
+        """Return the epoch and the prompt of an issue, counted from the first one on."""
+        epoch, position = divmod(index, len(self._prompts))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = list(range(len(self._prompts)))
+            # seeded by (seed, epoch), not drawn: the order is part of the run's identity
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)  # noqa: S311
+        return epoch, self._prompts[self._order[position]]

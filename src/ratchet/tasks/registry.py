@@ -3,7 +3,8 @@
 Consumes a `TaskConfig`, produces a `Task` or a `TaskError` that names the field, its value and the
 way out. Waits for nothing. Built-in tasks are known by name and imported when they are asked for;
 any other is "module:object": a task, or a class or function that makes one from `task.args` (and
-from `seed`, where it has a parameter of that name).
+from `seed`, where it has a parameter of that name). Where there are `task.tasks`, each is built so,
+and `task.reward` scores those that have no reward of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def build_task(config: TaskConfig, seed: int) -> Task:
     Raises:
         TaskError: if the task or the reward does not import, or its arguments or data are wrong.
     """
+    if config.tasks:
+        return _mixture(config, seed)
     if config.name in _BUILTIN:
         task = _BUILTIN[config.name](config, seed)
     elif ":" in config.name:
@@ -141,6 +144,21 @@ def _copy(config: TaskConfig, seed: int) -> Task:
     from ratchet.tasks.copy import build_copy
 
     return build_copy(config.args, seed)
+
+
+def _mixture(config: TaskConfig, seed: int) -> Task:
+    from ratchet.tasks.mixture import MixtureTask
+
+    tasks: dict[str, Task] = {}
+    for part in config.tasks:
+        reward = part.reward if part.reward is not None else config.reward
+        own = TaskConfig(name=part.name, args=part.args, reward=reward)
+        try:
+            tasks[part.key] = build_task(own, seed)
+        except TaskError as error:
+            msg = f"the task {part.key!r} of task.tasks: {error}"
+            raise TaskError(msg) from error
+    return MixtureTask(tasks, config.weights)
 
 
 def _jsonl(config: TaskConfig, seed: int) -> Task:
