@@ -30,6 +30,9 @@ UnusedName = Literal["drop", "retry", "mask"]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+_LEAST_ROLLOUT_BYTES = 13
+"""A prompt of one token (4), and a completion of one: its id, its logprob, its mask (4 + 4 + 1)."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -167,6 +170,10 @@ class TaskConfig(_Section):
     """ "module:function" that replaces the task's own score."""
     tasks: tuple[OneTaskConfig, ...] = ()
     """Several tasks at once, weighted."""
+    fingerprint: str | None = None
+    """Digest of the training prompts, filled in when a run starts. A run whose configuration has it
+    trains on these prompts and on no others; "" is for any.
+    """
 
     @property
     def weights(self) -> dict[str, float]:
@@ -217,7 +224,15 @@ class BufferConfig(_Section):
     """Groups that one optimiser step trains."""
     capacity_factor: PositiveFloat = 2.0
     """Finished and in-flight groups together are at most floor(capacity_factor x batch_groups)."""
+    max_bytes: Positive | None = None
+    """No prompt is issued while the arrays of the finished groups, and as much again for each group
+    in flight as the largest so far, exceed this; one batch is always let in.
+    """
     max_staleness: NonNegative = 4
+    admission: Literal["capacity", "bounded"] = "capacity"
+    """ "capacity": issue prompts while there is room; what gets too old goes to the unused handler.
+    "bounded": issue only what is sure to be trained within `max_staleness`.
+    """
     filters: tuple[str, ...] = ()
     """Finished groups that one of these rejects are dropped; the first to reject is the reason.
     "zero_spread": all rewards are equal, so there is no gradient. "too_short", "too_long": a
@@ -517,6 +532,16 @@ class Config(_Section):
                 f" {self.buffer.batch_groups}; use a capacity_factor of at least 1"
             )
             raise ValueError(msg)
+        least = self._least_batch_bytes
+        if self.buffer.max_bytes is not None and self.buffer.max_bytes < least:
+            msg = (
+                f"buffer.max_bytes = {self.buffer.max_bytes} is less than buffer.batch_groups x"
+                f" rollout.group_size x {_LEAST_ROLLOUT_BYTES} = {self.buffer.batch_groups} x"
+                f" {self.rollout.group_size} x {_LEAST_ROLLOUT_BYTES} = {least} bytes, a batch of"
+                " completions of one token: it can never hold one; use a multiple of that, or"
+                " leave it out"
+            )
+            raise ValueError(msg)
         if self.rollout.group_timeout_s > self.buffer.lease_s:
             msg = (
                 f"rollout.group_timeout_s = {self.rollout.group_timeout_s} is longer than"
@@ -536,7 +561,7 @@ class Config(_Section):
                 ' "own"'
             )
             raise ValueError(msg)
-        room = self.buffer.batch_groups if self.trainer.synchronous else self.buffer.capacity
+        room = self.most_open_groups
         slots = self.groups_per_worker * self.rollout.num_workers
         if self.rollout.submission == "sample" and slots >= room:
             msg = (
@@ -549,6 +574,20 @@ class Config(_Section):
             )
             raise ValueError(msg)
         return self
+
+    @property
+    def most_open_groups(self) -> int:
+        """Groups that are ever finished or in flight at once."""
+        if self.trainer.synchronous:
+            return self.buffer.batch_groups
+        if self.buffer.admission == "bounded":
+            within = self.buffer.batch_groups * (self.buffer.max_staleness + 1)
+            return min(self.buffer.capacity, within)
+        return self.buffer.capacity
+
+    @property
+    def _least_batch_bytes(self) -> int:
+        return self.buffer.batch_groups * self.rollout.group_size * _LEAST_ROLLOUT_BYTES
 
     @property
     def groups_per_worker(self) -> int:

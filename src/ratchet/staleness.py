@@ -14,20 +14,63 @@ On an unbroken line a = v and this is s - step(v). Both terms are at least 0 bec
 decrease from parent to child, so staleness is never negative; a sample of an abandoned branch
 counts the steps of both branches.
 
+Masking. A token past the bound can be masked instead, and the rest of its group trained
+(`mask_stale`): the group is then as stale as its oldest token that is still trained.
+
 The bound. A group is judged twice: when a batch is taken, and again at the optimiser step, both
 times against the weights that take the step. A batch is asked for by (version, step) of exactly
 those weights, and the trainer takes no other step in between, so the two verdicts agree unless a
 take-over happened in between; then the second one decides. A group whose oldest token exceeds
 `max_staleness` is never trained: the check is made on the trainer's own lineage, in the process
 that takes the step.
+
+Bounded admission. The verdicts throw away what is too old; `buffer.admission = "bounded"` issues
+prompts such that there is nothing to throw away. With B groups a batch, batches first in, first out
+by finish, and the bound m = `max_staleness`: let P be the position that the next batch trains at (a
+batch that is out counts as trained); `open` the groups in flight and finished; and d the largest
+staleness at P of the versions that the workers of the groups in flight held when those were issued.
+A prompt is issued only while afterwards, with it among those in flight,
+
+    open <= B x (m + 1 - d)                                                         (1)
+
+Claim: on an unbroken lineage every group is within the bound when it is trained.
+
+1. An engine never goes back, so no token of a group is older than the version that its worker held
+   when the group was issued: in flight, its staleness at P is at most d.
+2. (1) holds as long as something is in flight. A batch that is taken lowers `open` by B and raises
+   d by 1, so both sides fall by B. A finish, a drop, a failure, a lease that ends and a retry raise
+   neither `open` (what waits to be issued again is not open) nor d. A step that is rejected or
+   skipped puts P back. Only an issue could break it, and there it is checked.
+3. So at the finish of a group at most open - 1 others are queued before it, and what finishes later
+   is trained later: at most floor((open - 1) / B) <= m - d steps come before its own, and its
+   staleness then is at most d + (m - d) = m.
+
+With every worker on the newest version, d is the number of steps since that version, and (1) says
+that the groups in flight, queued, in training, and trained into a version that is not live yet are
+at most B x (m + 1): a slot is freed by the version trained on it. That is the admission rule of
+AReaL (arXiv:2505.24298), floor((N - 1) / B) <= i + m, for the N-th trajectory ever begun and the
+version i. Counting alone does not bound a straggler: later groups overtake it, and their slots are
+given out again, for ever. In (1) d grows with the straggler, and holds back what could overtake it
+until it ends or its lease does. Weights that change in flight (PipelineRL, arXiv:2509.19128), as
+they do here, make the later tokens of a group younger; its first token keeps its age.
+
+Progress. (1) has d <= m while something is in flight, so it leaves room for one batch at least, for
+every worker whose version is within the bound. Where no worker has such a version, the next one
+that is loaded makes room. With m = 0 this is synchronous training: room for one batch, freed by the
+version trained on it.
+
+Outside the claim: after a take-over, or a restore from an older checkpoint, the path leads through
+another branch; and a producer of the user's own may name any version. There the verdicts decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from ratchet.types import PolicyVersion, RolloutGroup, VersionRecord
+import msgspec
+
+from ratchet.types import Packed, PolicyVersion, Rollout, RolloutGroup, VersionRecord
 
 
 class Position(NamedTuple):
@@ -37,6 +80,19 @@ class Position(NamedTuple):
 
     version: PolicyVersion
     step: int
+
+
+def most_open(batch_groups: int, max_staleness: int, staleness: int) -> int:
+    """Return how many groups may be in flight and finished at once, with nothing to throw away:
+    inequality (1) above.
+
+    Args:
+        batch_groups: groups that a step trains.
+        max_staleness: the bound, in optimiser steps.
+        staleness: for the next batch, of the oldest version that a group in flight, or the one to
+            be issued, may begin with.
+    """
+    return batch_groups * max(0, max_staleness + 1 - staleness)
 
 
 class UnknownVersion(KeyError):  # noqa: N818
@@ -140,8 +196,44 @@ class Lineage:
             (stale if past else fresh).append(group)
         return fresh, stale
 
+    def mask_stale(
+        self, group: RolloutGroup, position: Position, max_staleness: int
+    ) -> RolloutGroup | None:
+        """Return the group without its tokens past the bound: `loss_mask` is 0 there.
+
+        The group itself is never changed, and is returned where no token is past the bound.
+
+        Returns:
+            None if nothing is left to train.
+        """
+        stale = {v for v in group.versions if self.staleness(v, position) > max_staleness}
+        if not stale:
+            return group
+        rollouts = tuple(_without(rollout, stale) for rollout in group.rollouts)
+        left = msgspec.structs.replace(group, rollouts=rollouts)
+        return left if left.num_trained_tokens else None
+
+    def trained_staleness(self, group: RolloutGroup, position: Position) -> int:
+        """Return the staleness of the oldest token that is trained; 0 if there is none."""
+        versions = {
+            span.version
+            for rollout in group.rollouts
+            for span in rollout.spans
+            if 1 in rollout.loss_mask.data[span.start : span.end]
+        }
+        return max((self.staleness(version, position) for version in versions), default=0)
+
     def _node(self, version: PolicyVersion) -> tuple[int, PolicyVersion | None]:
         try:
             return self._nodes[version]
         except KeyError:
             raise UnknownVersion(version) from None
+
+
+def _without(rollout: Rollout, versions: Collection[PolicyVersion]) -> Rollout:
+    """Return the rollout with the tokens of these versions masked."""
+    mask = bytearray(rollout.loss_mask.data)
+    for span in rollout.spans:
+        if span.version in versions:
+            mask[span.start : span.end] = bytes(span.end - span.start)
+    return msgspec.structs.replace(rollout, loss_mask=Packed("uint8", bytes(mask)))
