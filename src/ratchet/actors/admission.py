@@ -2,7 +2,7 @@
 
 Pure: consumes the configuration, counts and the sizes of what has finished; produces a number of
 groups; waits for nothing. Room is given out at the issue and never taken back, so whoever finishes
-has a place. The least of three caps holds, each on the groups that are open: in flight and finished.
+has a place. The least of three caps holds for the groups that are open, in flight and finished:
 
 * `capacity`: floor(capacity_factor x batch_groups) groups.
 * `max_bytes`: the finished groups' payloads, and for each group in flight as much as the largest
