@@ -81,13 +81,15 @@ def check(
         list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")
     ] = None,
 ) -> None:
-    """Check a configuration, its task and its prompts; print it with every default filled in."""
+    """Check a configuration, its task and its prompts; print it with every default filled in, and
+    with the fingerprint of the prompts.
+    """
     from ratchet.config import load_config
-    from ratchet.runtime.prepare import check_run
+    from ratchet.runtime.prepare import check_run, with_fingerprint
 
     resolved = load_config(config, overrides or [])
-    check_run(resolved)
-    typer.echo(resolved.to_toml())
+    task = check_run(resolved)
+    typer.echo(with_fingerprint(resolved, task).to_toml())
 
 
 def main() -> None:

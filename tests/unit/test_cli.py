@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_check_prints_the_resolved_configuration(
     printed = capsys.readouterr().out
     assert "seed = 5" in printed
     assert "max_staleness = 4" in printed
+    assert re.search(r'^fingerprint = "[0-9a-f]{32}"$', printed, re.MULTILINE)
 
 
 LIGHT = """

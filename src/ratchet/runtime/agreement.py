@@ -11,6 +11,8 @@ from ratchet.errors import ConfigError
 
 _LOCAL: Final = ("name", "runtime")
 """What may differ from node to node: how the run is called there, addresses, files, patience."""
+_FILLED_IN: Final = "task.fingerprint"
+"""Only nodes that have built the task know it: it differs where both of them have one."""
 _MISSING: Final = "(not set)"
 
 
@@ -42,6 +44,8 @@ def differences(ours: str, theirs: str) -> Iterator[tuple[str, str, str]]:
     left, right = (dict(_flat(tomllib.loads(text))) for text in (ours, theirs))
     for field in sorted(left.keys() | right.keys()):
         if field.partition(".")[0] in _LOCAL or left.get(field) == right.get(field):
+            continue
+        if field == _FILLED_IN and not (left.get(field) and right.get(field)):
             continue
         yield field, _shown(left, field), _shown(right, field)
 

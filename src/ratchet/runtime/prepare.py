@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ratchet.actors.verdicts import Verdicts
 from ratchet.algorithms.registry import ADVANTAGES, LOSSES
 from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
 from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
-from ratchet.tasks.problems import check_task
+from ratchet.tasks.problems import check_task, fingerprint
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.credentials import open_credentials
 from ratchet.transport.weights.registry import TRANSPORTS
@@ -41,6 +42,12 @@ def check_run(config: Config) -> Task:
         ConfigError: if the model, the token or a certificate is not there, or a prompt does not
             fit into the model.
     """
+    Verdicts(config.buffer)  # imports what the user has named there
+    return _check_learner(config)
+
+
+def _check_learner(config: Config) -> Task:
+    """Check all but what the buffer alone needs."""
     _check_names(config)
     check_credentials(config)
     _check_lora(config.model)
@@ -52,6 +59,13 @@ def check_run(config: Config) -> Task:
     return task
 
 
+def with_fingerprint(config: Config, task: Task) -> Config:
+    """Return the configuration with the fingerprint of its training prompts filled in."""
+    found = fingerprint(task.prompts("train"))
+    task_config = config.task.model_copy(update={"fingerprint": found})
+    return config.model_copy(update={"task": task_config})
+
+
 def check_role(kind: RoleKind, config: Config) -> None:
     """Check what one role of a run needs on its node. A registry and a buffer need no model.
 
@@ -60,11 +74,12 @@ def check_role(kind: RoleKind, config: Config) -> None:
         ConfigError: if something else is missing here.
     """
     if kind not in {"registry", "buffer"}:
-        check_run(config)
+        _check_learner(config)
         return
     _check_names(config)
     check_credentials(config)
     if kind == "buffer":
+        Verdicts(config.buffer)
         _check_counts(config, build_task(config.task, config.seed))
 
 
@@ -99,7 +114,16 @@ def _check_counts(config: Config, task: Task) -> None:
     if not len(task.prompts("train")):
         msg = f"task {config.task.name!r} has no training prompts; change task.args"
         raise TaskError(msg)
-    held_out = check_task(task).num_eval  # unique ids; no held-out problem is trained on
+    summary = check_task(task)  # unique ids; no held-out problem is trained on
+    if config.task.fingerprint and config.task.fingerprint != summary.fingerprint:
+        msg = (
+            f"task.fingerprint = {config.task.fingerprint!r}, but the training prompts of task"
+            f" {config.task.name!r} have {summary.fingerprint!r} here: they are not those that this"
+            " configuration was written for. Bring those back, or take task.fingerprint out of the"
+            " configuration to train on these"
+        )
+        raise ConfigError(msg)
+    held_out = summary.num_eval
     if held_out < config.eval.num_prompts:
         msg = (
             f"eval.num_prompts = {config.eval.num_prompts}, but task {config.task.name!r} holds"

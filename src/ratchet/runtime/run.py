@@ -31,7 +31,7 @@ from ratchet.observability.metrics import follow_metrics
 from ratchet.runtime.compose import chosen_roles
 from ratchet.runtime.local import run_in_process
 from ratchet.runtime.placement import Placement, RankSpec
-from ratchet.runtime.prepare import check_run
+from ratchet.runtime.prepare import check_run, with_fingerprint
 from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
@@ -83,6 +83,7 @@ class Run:
         root = Path(directory) if directory is not None else Path("runs") / self.config.name
         self.run_id = uuid.uuid4().hex
         self._task = check_run(self.config)
+        self.config = with_fingerprint(self.config, self._task)
         self.directory = create_run_directory(root.resolve(), self.config)
         self._outcome: RoleOutcome | None = None
         self._error: BaseException | None = None

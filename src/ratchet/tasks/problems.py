@@ -1,9 +1,9 @@
 """Telling problems apart: stable ids, splits that share no problem, and the check of a whole task.
 
-Consumes prompts, produces ids, splits and counts; waits for nothing. Two prompts with the same text
-are the same problem, whatever else they carry. Whether a problem is held out depends on its text
-alone and never on the seed or the order of the data, so that no run trains on what another run
-evaluates.
+Consumes prompts, produces ids, splits, counts and a fingerprint; waits for nothing. Two prompts
+with the same text are the same problem, whatever else they carry. Whether a problem is held out
+depends on its text alone and never on the seed or the order of the data, so that no run trains on
+what another run evaluates.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from ratchet.errors import TaskError
@@ -80,6 +81,21 @@ class TaskSummary(NamedTuple):
     """prompts of the eval split"""
     num_problems: int
     """distinct problems of both"""
+    fingerprint: str
+    """of the prompts of the train split, see `fingerprint`"""
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Return a digest of prompts: their ids, texts and references, in this order. 32 hexadecimal
+    digits that are the same in every process and release.
+
+    Nobody who means harm is kept out by it: it is there for data that was changed by accident.
+    """
+    digest = xxhash.xxh3_128()
+    for prompt in prompts:
+        fields = (prompt.prompt_id, prompt.text, prompt.reference)
+        digest.update(msgspec.msgpack.encode(fields))  # which says where each of them ends
+    return digest.hexdigest()
 
 
 def check_task(task: Task) -> TaskSummary:
@@ -112,4 +128,4 @@ def check_task(task: Task) -> TaskSummary:
             msg = f"the problem {prompt.text!r} is in both splits: it would be trained on"
             raise TaskError(msg)
     texts.update(prompt.text for prompt in held_out)
-    return TaskSummary(len(train), len(held_out), len(texts))
+    return TaskSummary(len(train), len(held_out), len(texts), fingerprint(train))

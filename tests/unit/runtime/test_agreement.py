@@ -36,3 +36,13 @@ def test_a_field_that_only_one_of_them_has_is_a_difference() -> None:
     theirs = CONFIG.to_toml() + "\n[algorithm2]\nnew = 1\n"  # of another version of Ratchet
     assert list(differences(CONFIG.to_toml(), theirs)) == [("algorithm2.new", "(not set)", "1")]
     assert list(differences(theirs, CONFIG.to_toml())) == [("algorithm2.new", "1", "(not set)")]
+
+
+def test_a_fingerprint_is_compared_where_both_have_one() -> None:
+    def pinned(fingerprint: str) -> str:
+        task = CONFIG.task.model_copy(update={"fingerprint": fingerprint})
+        return CONFIG.model_copy(update={"task": task}).to_toml()
+
+    assert not list(differences(CONFIG.to_toml(), pinned("a1")))
+    assert not list(differences(pinned("a1"), pinned("")))
+    assert list(differences(pinned("a1"), pinned("b2"))) == [("task.fingerprint", "'a1'", "'b2'")]

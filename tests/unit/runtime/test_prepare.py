@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.helpers.config import small_config
 
 from ratchet.config import Config, parse_config
 from ratchet.errors import ConfigError, TaskError
-from ratchet.runtime.prepare import check_run
+from ratchet.runtime.prepare import check_role, check_run, with_fingerprint
 from ratchet.tasks.base import Split
 from ratchet.types import Prompt
 
@@ -68,6 +69,20 @@ def test_a_mistake_in_the_configuration(sections: Any, words: Sequence[str]) -> 
         check_run(small_config(**sections))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_prompts_that_are_not_those_of_the_configuration_are_refused() -> None:
+    args = {"train": [["1>", "1"], ["2>", "2"]]}
+    pinned = with_fingerprint(own(args), check_run(own(args)))
+    assert pinned.task.fingerprint
+    check_run(pinned)
+    check_role("buffer", pinned)
+    changed = pinned.task.model_copy(update={"args": {"train": [["1>", "1"], ["2>", "3"]]}})
+    for check in (check_run, partial(check_role, "buffer")):
+        with pytest.raises(ConfigError, match=r"task\.fingerprint = .*take task\.fingerprint out"):
+            check(pinned.model_copy(update={"task": changed}))
+    with_any = changed.model_copy(update={"fingerprint": ""})
+    check_run(pinned.model_copy(update={"task": with_any}))
 
 
 def test_a_prompt_that_just_fits_is_taken() -> None:

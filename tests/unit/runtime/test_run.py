@@ -23,6 +23,7 @@ from ratchet.imports import import_object
 from ratchet.messages import EndRun
 from ratchet.runtime import run as run_module
 from ratchet.runtime.placement import Placement
+from ratchet.runtime.prepare import check_run, with_fingerprint
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import load_reward
@@ -176,7 +177,8 @@ def test_data_a_config_and_a_file_are_the_same_run(tmp_path: Path) -> None:
     data = config.model_dump(mode="json", exclude_none=True)
     found = [Run(config, directory=tmp_path / "a"), Run(data, directory=tmp_path / "b")]
     found.append(Run(tmp_path / "job.toml", directory=tmp_path / "c"))
-    assert [run.config for run in found] == [config] * 3
+    assert found[0].config.task.fingerprint
+    assert [run.config for run in found] == [with_fingerprint(config, check_run(config))] * 3
     assert len({run.run_id for run in found}) == 3
     run = Run(tmp_path / "job.toml", directory=tmp_path / "d", overrides=["trainer.num_steps=9"])
     assert run.config.trainer.num_steps == 9

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.errors import TaskError
-from ratchet.tasks.problems import TaskSummary, check_task, problem_id, split_by_text
+from ratchet.tasks.problems import TaskSummary, check_task, fingerprint, problem_id, split_by_text
 from ratchet.types import Prompt
 
 
@@ -61,8 +61,26 @@ def test_a_share_decides_each_problem_by_itself() -> None:
 
 
 def test_the_summary_counts_problems_not_prompts() -> None:
-    task = Given(make(["a", "b", "a"]), [Prompt(prompt_id="x", text="c")])
-    assert check_task(task) == TaskSummary(num_train=3, num_eval=1, num_problems=3)
+    train = make(["a", "b", "a"])
+    summary = check_task(Given([*train], [Prompt(prompt_id="x", text="c")]))
+    assert summary == TaskSummary(3, 1, num_problems=3, fingerprint=fingerprint(train))
+
+
+def test_the_fingerprint_is_of_ids_texts_references_and_their_order() -> None:
+    prompts = [Prompt("1", "a", "x"), Prompt("2", "b")]
+    known = fingerprint(prompts)
+    assert known == "9fa5708b75127b6d31f4984efa2c4a15"  # run directories hold it
+    others = [
+        prompts[::-1],
+        prompts[:1],
+        [Prompt("1", "a", "y"), prompts[1]],
+        [Prompt("1", "ax", ""), prompts[1]],
+        [Prompt("1", "a", "x"), Prompt("3", "b")],
+        [Prompt("1", "a", "x"), Prompt("2", "c")],
+        [Prompt("1", "a", None), Prompt("2", "b")],
+    ]
+    assert len({known, *map(fingerprint, others)}) == len(others) + 1
+    assert fingerprint([Prompt("1", "a", "x", {"seen": 1}), prompts[1]]) == known
 
 
 @pytest.mark.parametrize(
