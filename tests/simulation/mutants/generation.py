@@ -33,13 +33,13 @@ def non_finite_step_published() -> Patches:
 def one_seed_for_a_group() -> Patches:
     complete = Generator._complete
 
-    async def same(self: Any, prompt: Any, seeds: Any, temperature: float) -> Any:
-        return await complete(self, prompt, [seeds[0]] * len(seeds), temperature)
+    async def same(self: Any, prompt: Any, seeds: Any, *rest: Any) -> Any:
+        return await complete(self, prompt, [seeds[0]] * len(seeds), *rest)
 
     generate = Generator._generate_group
 
-    async def group(self: Any, assignment: Any) -> Any:
-        made = await generate(self, assignment)
+    async def group(self: Any, *args: Any) -> Any:
+        made = await generate(self, *args)
         seed = made.rollouts[0].seed
         rollouts = tuple(msgspec.structs.replace(r, seed=seed) for r in made.rollouts)
         return msgspec.structs.replace(made, rollouts=rollouts)
@@ -64,8 +64,8 @@ def failure_is_zero() -> Patches:
 def failure_kills_the_worker() -> Patches:
     run_group = Generator.run_group
 
-    async def fragile(self: Any, assignment: Any) -> Any:
-        outcome = await run_group(self, assignment)
+    async def fragile(self: Any, *args: Any) -> Any:
+        outcome = await run_group(self, *args)
         if not isinstance(outcome, GroupFailure):
             return outcome
         raise RuntimeError(outcome.detail)

@@ -13,7 +13,8 @@ from tests.helpers.config import small_config
 from tests.helpers.scoring import SingleTurn
 from tests.simulation.loop import run_virtual
 
-from ratchet.actors.generation import Generator, GroupFailure, sample_seed
+from ratchet.actors.generation import Generator, GroupFailure
+from ratchet.actors.trajectory import sample_seed
 from ratchet.backends.rollout.base import SamplingParams
 from ratchet.backends.rollout.fake import NAME, FakeEngine, fake_token
 from ratchet.errors import VersionError

@@ -73,6 +73,17 @@ class RolloutEngine(WeightSink, Protocol):
         """Turn a prompt into ids, by the tokenizer (and chat template, where configured)."""
         ...
 
+    def encode_reply(self, text: str) -> list[int]:
+        """Turn what an environment answers into the ids behind a turn that ended by itself; with a
+        chat template also what closes that turn and opens the next.
+        """
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that prompt and completion may have together; None for any number."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn completion ids into text, for scoring only.
 

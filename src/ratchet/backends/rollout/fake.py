@@ -19,7 +19,7 @@ import xxhash
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
 from ratchet.errors import GenerationFailed, PromptTooLong, WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import Packed, PauseMode, PolicyVersion, VersionSpan
+from ratchet.types import FinishReason, Packed, PauseMode, PolicyVersion, VersionSpan
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,7 @@ class FakeEngine:
         self,
         *,
         delay_s: Callable[[Sequence[int], SamplingParams], float] = lambda *_: 0.0,
+        stop_after: Callable[[Sequence[int], SamplingParams], int] | None = None,
         size: int = 4,
         context: int = 4096,
     ) -> None:
@@ -56,11 +57,13 @@ class FakeEngine:
         Args:
             delay_s: seconds that a whole completion takes, spread over its tokens; may raise
                 `GenerationFailed`.
+            stop_after: tokens after which a completion ends by itself; none does by default.
             size: numbers in "w".
             context: tokens that prompt and completion may have together.
         """
         self._delay_s = delay_s
-        self._context = context
+        self._stop_after = stop_after
+        self.context = context
         self._weights = np.zeros(size, np.float32)
         self._version: PolicyVersion | None = None
         self._paused = False
@@ -86,14 +89,17 @@ class FakeEngine:
         if params.max_tokens < 1 or params.temperature < 0:
             msg = f"{params}: max_tokens must be positive, temperature not negative"
             raise GenerationFailed(msg)
-        if len(prompt_ids) + params.max_tokens > self._context:
-            msg = f"prompt and max_tokens do not fit into the context of {self._context}"
+        if len(prompt_ids) + params.max_tokens > self.context:
+            msg = f"prompt and max_tokens do not fit into the context of {self.context}"
             raise PromptTooLong(msg)
-        pause_s = self._delay_s(prompt_ids, params) / params.max_tokens
+        length = params.max_tokens
+        if self._stop_after is not None:
+            length = min(length, self._stop_after(prompt_ids, params))
+        pause_s = self._delay_s(prompt_ids, params) / length
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         self._in_flight[future] = None
-        task = loop.create_task(self._produce(tuple(prompt_ids), params, pause_s, future))
+        task = loop.create_task(self._produce(tuple(prompt_ids), params, length, pause_s, future))
         try:
             return await future
         finally:
@@ -103,6 +109,10 @@ class FakeEngine:
     def encode(self, text: str) -> list[int]:
         """Turn each character into its Latin-1 code."""
         return list(text.encode("latin-1", "replace"))
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Turn each character into its Latin-1 code."""
+        return self.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn each id into its Latin-1 character."""
@@ -189,6 +199,7 @@ class FakeEngine:
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
+        length: int,
         pause_s: float,
         future: asyncio.Future[Completion],
     ) -> None:
@@ -197,7 +208,7 @@ class FakeEngine:
         self._count()
         self._running += 1
         try:
-            for position in range(params.max_tokens):
+            for position in range(length):
                 await asyncio.sleep(pause_s)
                 version = await self._wait_for_version()
                 made.append(
@@ -208,7 +219,8 @@ class FakeEngine:
             self._count()
             self._running -= 1
         if not future.done():
-            future.set_result(_completion(made))
+            stopped = self._stop_after is not None and length < params.max_tokens
+            future.set_result(_completion(made, "stop" if stopped else "length"))
 
     async def _wait_for_version(self) -> PolicyVersion:
         """Return without giving way to others between the check and the return."""
@@ -235,7 +247,9 @@ class FakeEngine:
             self._busy_s += elapsed
 
 
-def _completion(made: Sequence[tuple[int, float, PolicyVersion]]) -> Completion:
+def _completion(
+    made: Sequence[tuple[int, float, PolicyVersion]], finish_reason: FinishReason
+) -> Completion:
     tokens, logprobs, versions = zip(*made, strict=True)
     starts = [i for i in range(len(made)) if i == 0 or versions[i] != versions[i - 1]]
     ends = [*starts[1:], len(made)]
@@ -246,5 +260,5 @@ def _completion(made: Sequence[tuple[int, float, PolicyVersion]]) -> Completion:
             VersionSpan(versions[start], start, end)
             for start, end in zip(starts, ends, strict=True)
         ),
-        finish_reason="length",
+        finish_reason=finish_reason,
     )

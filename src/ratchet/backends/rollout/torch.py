@@ -25,6 +25,7 @@ from ratchet.backends.models import (
     named_weights,
 )
 from ratchet.backends.rollout._batch import Batch, Outcome
+from ratchet.backends.rollout._replies import encode_reply
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout._selfcheck import check_generation
 from ratchet.backends.rollout._thread import StepThread, settle
@@ -136,6 +137,18 @@ class TorchEngine:
     def encode(self, text: str) -> list[int]:
         """Turn a prompt into ids."""
         return encode_prompt(self._loaded.tokenizer, text, chat_template=self._chat_template)
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Turn a message of the environment into ids behind a turn of the policy."""
+        parts = self._loaded
+        return encode_reply(
+            parts.tokenizer, text, chat_template=self._chat_template, end_ids=parts.end_ids
+        )
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that the model can see."""
+        return self._loaded.context
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text, without the end of sequence."""
