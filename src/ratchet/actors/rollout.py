@@ -7,31 +7,27 @@ the engine, and its deadline (`rollout.group_timeout_s`) ends that wait. The eng
 between two tokens while weights are written; requests stay in flight and go on, so a completion may
 carry two versions.
 
-It asks for prompts by credit: as many groups as it holds slots, and one more for each group that
-ends. Credit goes out only while the engine holds a version: before the first load, and after a
-failed one, it serves nothing and takes nothing. A worker whose groups all fail claims ever more
-slowly.
+It asks for prompts by credit: as many groups as it has slots for, and more as groups end, or single
+samples (`rollout.submission`). Credit goes out only while the engine holds a version: before the
+first load, and after a failed one, it serves nothing and takes nothing. A worker whose groups all
+fail claims ever more slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final, assert_never
+from functools import partial
+from typing import assert_never
 
 from ratchet.actors.generation import Generator, GroupFailure, Scorer
 from ratchet.actors.role import BUFFER, RoleActor
+from ratchet.actors.slots import Slots
 from ratchet.actors.system import System
+from ratchet.actors.weight_loads import WeightLoads
 from ratchet.backends.rollout.base import RolloutEngine
 from ratchet.config import Config
-from ratchet.errors import (
-    GenerationFailed,
-    RewardFailed,
-    StaleTerm,
-    TransferFailed,
-    VersionError,
-    WeightsMismatch,
-)
+from ratchet.errors import GenerationFailed, RewardFailed, VersionError
 from ratchet.messages import (
     AbortLoad,
     ClaimPrompts,
@@ -53,28 +49,24 @@ from ratchet.messages import (
 )
 from ratchet.status import Fact
 from ratchet.transport.weights.base import WeightReceiver
-from ratchet.types import (
-    Assignment,
-    PolicyVersion,
-    Prompt,
-    RoleInfo,
-    RolloutGroup,
-    RolloutStats,
-    Term,
-)
+from ratchet.types import Assignment, Prompt, RoleInfo, RolloutGroup, RolloutStats
 
-_BACKOFF_S: Final = 0.05
-_MOST_BACKOFF_S: Final = 10.0
+
+class SampleEnded(Message, frozen=True):
+    """To itself: the engine is done with one sample of a group."""
+
+    ticket: int
 
 
 class GroupEnded(Message, frozen=True):
     """To itself: a group's task is done, for better or worse."""
 
+    ticket: int
     outcome: RolloutGroup | GroupFailure
 
 
 class EngineReady(Message, frozen=True):
-    """To itself: the engine holds a version after it had none or another one."""
+    """To itself: the engine holds another version, or has time again: it may claim."""
 
 
 class Rested(Message, frozen=True):
@@ -85,7 +77,16 @@ class RepeatClaim(Message, frozen=True):
     """To itself: the last claim may have been lost, with a link."""
 
 
-_Inbox = RepeatClaim | RolloutMessage | Down | RoleRegistered | GroupEnded | EngineReady | Rested
+_Inbox = (
+    RolloutMessage
+    | Down
+    | RoleRegistered
+    | SampleEnded
+    | GroupEnded
+    | EngineReady
+    | Rested
+    | RepeatClaim
+)
 
 
 class RolloutActor(RoleActor[_Inbox]):
@@ -107,17 +108,22 @@ class RolloutActor(RoleActor[_Inbox]):
         self._engine = engine
         self._scorer = scorer
         self._generator = Generator(config, engine, scorer)
-        self._receiver = receiver
+        self._loads = WeightLoads(
+            role,
+            engine,
+            receiver,
+            pause_mode=config.weights.pause_mode,
+            log=self.log,
+            spawn=lambda coro, name: self.spawn(coro, name=name),
+            loaded=lambda: self.actor_ref.tell(EngineReady()),
+        )
         self._eval_prompts = eval_prompts
-        self._term: Term = 0
-        self._offered: PolicyVersion = -1  # the newest version that was offered, loaded or not
-        self._load: asyncio.Task[WeightsLoaded] | None = None
-        self._slots = config.groups_per_worker
-        self._finished = 0
-        self._failed = 0
-        self._failures_in_a_row = 0
+        self._slots = Slots(
+            groups=config.groups_per_worker,
+            group_size=config.rollout.group_size,
+            per_sample=config.rollout.submission == "sample",
+        )
         self._rests = False
-        self._in_flight = 0
         self._started = 0.0
 
     def on_start(self) -> None:
@@ -128,17 +134,15 @@ class RolloutActor(RoleActor[_Inbox]):
     async def release(self) -> None:
         """End the engine and the scoring, and leave the transfer group."""
         self._scorer.close()
-        self._receiver.abort("the rollout worker ends")
-        await self._receiver.close()
+        await self._loads.close()
         await self._engine.close()
 
     def status(self) -> Mapping[str, Fact]:
         """What it holds and does; `busy_share` is of its whole life."""
         stats = self._stats()
-        load = self._load
         return {
             "version": stats.version,
-            "loading": self._offered if load is not None and not load.done() else None,
+            "loading": self._loads.loading,
             "in_flight_groups": stats.in_flight_groups,
             "finished_groups": stats.finished_groups,
             "failed_groups": stats.failed_groups,
@@ -157,10 +161,9 @@ class RolloutActor(RoleActor[_Inbox]):
             case PromptsClaimed():
                 self._claimed(message)
             case LoadWeights():
-                return self._load_weights(message)
+                return self._loads.begin(message)
             case AbortLoad():
-                if (message.term, message.version) == (self._term, self._offered):
-                    self._receiver.abort(message.reason)
+                self._loads.abort(message)
             case EvaluatePolicy():
                 return self.spawn(self._evaluate(message), name=f"evaluate-{message.version}")
             case EngineReady():
@@ -170,8 +173,11 @@ class RolloutActor(RoleActor[_Inbox]):
                 self._claim()
             case RepeatClaim():
                 self._repeat_claim()
+            case SampleEnded():
+                if self._slots.end_sample(message.ticket):
+                    self._claim()
             case GroupEnded():
-                self._end(message.outcome)
+                self._end(message.ticket, message.outcome)
             case RoleJoined():
                 self.learn(message.role)
                 if message.role.name == BUFFER:
@@ -191,13 +197,12 @@ class RolloutActor(RoleActor[_Inbox]):
     def _claim(self) -> None:
         if self._engine.version is None or self._rests:
             return  # `EngineReady` follows the next load, `Rested` the rest
-        credit = self._slots + self._finished + self._failed
-        message = ClaimPrompts(self.name, self.role.incarnation, credit)
+        message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit)
         self.system.ref(BUFFER).tell(message)
 
     def _repeat_claim(self) -> None:
         self.after(self._config.buffer.lease_s / 2, RepeatClaim())
-        if self._in_flight < self._slots:
+        if self._slots.has_credit:
             self._claim()
 
     def _claimed(self, message: PromptsClaimed) -> None:
@@ -205,40 +210,37 @@ class RolloutActor(RoleActor[_Inbox]):
             self.log.warning("claim_of_another_life", meant_for=message.incarnation)
             return
         for assignment in message.assignments:
-            self._in_flight += 1
-            self.spawn(self._run_group(assignment), name=f"group-{assignment.group_id}")
+            ticket = self._slots.begin()
+            self.spawn(self._run_group(ticket, assignment), name=f"group-{assignment.group_id}")
 
-    async def _run_group(self, assignment: Assignment) -> None:
-        self.actor_ref.tell(GroupEnded(await self._generator.run_group(assignment)))
+    async def _run_group(self, ticket: int, assignment: Assignment) -> None:
+        tell = self.actor_ref.tell
+        sample_ended = partial(tell, SampleEnded(ticket)) if self._slots.per_sample else None
+        outcome = await self._generator.run_group(assignment, sample_ended)
+        tell(GroupEnded(ticket, outcome))
 
-    def _end(self, outcome: RolloutGroup | GroupFailure) -> None:
-        self._in_flight -= 1
-        incarnation = self.role.incarnation
-        buffer = self.system.ref(BUFFER)
+    def _end(self, ticket: int, outcome: RolloutGroup | GroupFailure) -> None:
+        self._slots.end(ticket, finished=isinstance(outcome, RolloutGroup))
+        report: GroupFinished | GroupFailed
         if isinstance(outcome, RolloutGroup):
-            self._finished += 1
-            self._failures_in_a_row = 0
-            buffer.tell(GroupFinished(self.name, incarnation, outcome, self._stats()))
+            report = GroupFinished(self.name, self.role.incarnation, outcome, self._stats())
         else:
-            self._failed += 1
-            self._failures_in_a_row += 1
-            buffer.tell(
-                GroupFailed(
-                    self.name,
-                    incarnation,
-                    outcome.group_id,
-                    outcome.attempt,
-                    outcome.reason,
-                    outcome.detail,
-                    self._stats(),
-                )
+            report = GroupFailed(
+                self.name,
+                self.role.incarnation,
+                outcome.group_id,
+                outcome.attempt,
+                outcome.reason,
+                outcome.detail,
+                self._stats(),
             )
-        if self._failures_in_a_row <= self._slots:
+        self.system.ref(BUFFER).tell(report)
+        rest_s = self._slots.rest_s
+        if rest_s is None:
             self._claim()
-        elif not self._rests:  # what fails at once must not eat the data as fast as it can
+        elif not self._rests:
             self._rests = True
-            again = self._failures_in_a_row - self._slots
-            self.after(min(_MOST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(again, 16)), Rested())
+            self.after(rest_s, Rested())
 
     def _stats(self) -> RolloutStats:
         engine = self._engine.stats()
@@ -249,65 +251,10 @@ class RolloutActor(RoleActor[_Inbox]):
             busy_s=engine.busy_s,
             paused_s=engine.paused_s,
             generated_tokens=engine.generated_tokens,
-            finished_groups=self._finished,
-            failed_groups=self._failed,
-            in_flight_groups=self._in_flight,
+            finished_groups=self._slots.num_finished,
+            failed_groups=self._slots.num_failed,
+            in_flight_groups=self._slots.num_in_flight,
             version=self._engine.version,
-        )
-
-    # --- weights
-
-    def _load_weights(self, message: LoadWeights) -> asyncio.Task[WeightsLoaded]:
-        term = message.manifest.term
-        if message.incarnation != self.role.incarnation:
-            msg = (
-                f"{self.name} {self.role.incarnation} takes no weights that are meant for its life"
-                f" {message.incarnation}"
-            )
-            raise VersionError(msg)
-        if term < self._term:
-            msg = f"{self.name} refuses term {term}: it has seen term {self._term}"
-            raise StaleTerm(msg)
-        self._term = term
-        version = message.manifest.version
-        if version < self._offered:  # also after a failed load, when the engine holds none
-            msg = (
-                f"{self.name} was offered version {self._offered}: it does not go back to {version}"
-            )
-            raise VersionError(msg)
-        self._offered = version
-        previous, self._load = self._load, None
-        self._load = self.spawn(self._receive(message, previous), name=f"load-{version}")
-        return self._load
-
-    async def _receive(
-        self, message: LoadWeights, previous: asyncio.Task[WeightsLoaded] | None
-    ) -> WeightsLoaded:
-        version = message.manifest.version
-        if previous is not None and not previous.done():
-            self._receiver.abort(f"superseded by version {version}")
-            await asyncio.wait([previous])
-        if self._load is not asyncio.current_task():
-            msg = f"version {version} was superseded before its transfer began"
-            raise TransferFailed(msg)
-        try:
-            report = await self._receiver.receive(
-                message.manifest, message.route, self._engine, self._config.weights.pause_mode
-            )
-        except (TransferFailed, WeightsMismatch) as error:
-            self.log.warning("load_failed", version=version, detail=str(error))
-            raise
-        self.log.info(
-            "weights_loaded",
-            version=version,
-            digest=report.digest,
-            move_s=report.move_s,
-            load_s=report.load_s,
-            paused_s=report.paused_s,
-        )
-        self.actor_ref.tell(EngineReady())
-        return WeightsLoaded(
-            self.name, version, report.digest, report.move_s, report.load_s, report.paused_s
         )
 
     # --- evaluation

@@ -30,7 +30,7 @@ def lease_never_ends() -> Patches:
 def credit_lost() -> Patches:
     def claim(self: Any) -> None:
         if self._engine.version is not None:
-            credit = self._slots + self._finished
+            credit = self._slots.credit - self._slots.num_failed
             message = ClaimPrompts(self.name, self.role.incarnation, credit)
             self.system.ref("buffer").tell(message)
 

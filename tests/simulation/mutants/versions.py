@@ -9,6 +9,7 @@ from tests.simulation.mutants.base import Patches, mutant
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.weight_loads import WeightLoads
 from ratchet.backends.rollout.fake import FakeEngine
 from ratchet.errors import GenerationFailed
 from ratchet.messages import BurnVersion, ClaimPrompts, CommitVersion
@@ -98,7 +99,7 @@ def prompts_before_weights() -> Patches:
 
     async def early(self: Any) -> None:
         await start(self)
-        claim = ClaimPrompts(self.name, self.role.incarnation, self._slots)
+        claim = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit)
         self.system.ref("buffer").tell(claim)
 
     return [(RolloutActor, "_start", early)]
@@ -118,13 +119,13 @@ def version_read_after_the_await() -> Patches:
 
 @mutant("an older trainer's weights are loaded (prime-rl#2219)", seed=10)
 def engine_takes_any_term() -> Patches:
-    load = RolloutActor._load_weights
+    begin = WeightLoads.begin
 
     def unfenced(self: Any, message: Any) -> Any:
         self._term = self._offered = 0
-        return load(self, message)
+        return begin(self, message)
 
-    return [(RolloutActor, "_load_weights", unfenced)]
+    return [(WeightLoads, "begin", unfenced)]
 
 
 @mutant("an older trainer is given batches (miles#2244)", seed=22)

@@ -10,7 +10,7 @@ from tests.simulation.weight_ends import RecordingSender
 
 from ratchet.actors import transfer
 from ratchet.actors.publisher import Publisher
-from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.weight_loads import WeightLoads
 from ratchet.actors.weight_sync import WeightSync
 from ratchet.backends.rollout.fake import FakeEngine
 from ratchet.errors import TransferFailed, WeightsMismatch
@@ -79,15 +79,15 @@ def failed_write_swallowed() -> Patches:
 
 @mutant("a load that failed is reported as loaded", seed=2)
 def failure_reported_as_loaded() -> Patches:
-    receive = RolloutActor._receive
+    receive = WeightLoads._receive
 
     async def fine(self: Any, message: Any, previous: Any) -> Any:
         try:
             return await receive(self, message, previous)
         except (TransferFailed, WeightsMismatch):
-            return WeightsLoaded(self.name, message.manifest.version, "", 0.0, 0.0, 0.0)
+            return WeightsLoaded(self._role.name, message.manifest.version, "", 0.0, 0.0, 0.0)
 
-    return [(RolloutActor, "_receive", fine)]
+    return [(WeightLoads, "_receive", fine)]
 
 
 @mutant("what the engine holds is not read back", seed=3)
