@@ -118,6 +118,11 @@ class Rollout(msgspec.Struct, frozen=True):
         """The newest version that generated a token of this rollout."""
         return max(span.version for span in self.spans)
 
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that the loss mask selects."""
+        return self.loss_mask.data.count(1)
+
 
 class RolloutGroup(msgspec.Struct, frozen=True):
     """The trajectories of one prompt, of one or more rollouts each, moved and judged as a whole."""
@@ -144,6 +149,15 @@ class RolloutGroup(msgspec.Struct, frozen=True):
         return tuple(map(tuple, found.values()))
 
     @property
+    def trained_trajectories(self) -> tuple[tuple[Rollout, ...], ...]:
+        """Those of which a token is trained: they alone count in the statistics of the group."""
+        return tuple(
+            trajectory
+            for trajectory in self.trajectories
+            if any(rollout.num_trained_tokens for rollout in trajectory)
+        )
+
+    @property
     def rewards(self) -> tuple[float, ...]:
         """One reward per trajectory, in the order of `trajectories`."""
         return tuple(samples[0].reward for samples in self.trajectories)
@@ -152,6 +166,28 @@ class RolloutGroup(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         """Completion tokens of all rollouts."""
         return sum(len(rollout.completion_ids) for rollout in self.rollouts)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens of all rollouts that the loss masks select."""
+        return sum(rollout.num_trained_tokens for rollout in self.rollouts)
+
+
+class UnusedGroup(msgspec.Struct, frozen=True):
+    """A group that no step can use as it is: what an unused handler of the user's own is given."""
+
+    prompt: Prompt
+    reason: str
+    """ "aborted" | "stale" | "non_finite", or why it failed: "generation" | "reward" | "prompt" |
+    "timeout" """
+    detail: str
+    """what a failure says of itself; else empty"""
+    retries: int
+    """times that it was issued again for such a reason; at `buffer.max_retries` it is dropped"""
+    staleness: int | None
+    """of its oldest token, in optimiser steps, if it is stale"""
+    group: RolloutGroup | None
+    """None for a failure"""
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -240,6 +276,8 @@ class BufferStats(msgspec.Struct, frozen=True):
     """Window: groups that were generated and scored, filtered ones included."""
     finished_reward_mean: float | None = None
     """Window: mean reward of those, which no filter has touched; None if there were none."""
+    masked: dict[str, int] = {}
+    """Window: groups handed out, to be trained in part, by reason; this batch included."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):

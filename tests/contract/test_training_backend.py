@@ -149,7 +149,7 @@ def test_the_halves_come_in_order(harness: Harness, groups: list[RolloutGroup]) 
 
 def test_an_empty_batch_is_refused(harness: Harness, groups: list[RolloutGroup]) -> None:
     async def body(backend: TrainingBackend) -> None:
-        with pytest.raises(ValueError, match="at least one group"):
+        with pytest.raises(ValueError, match="at least one token"):
             await backend.forward_backward([])
         await backend.forward_backward(groups)
 

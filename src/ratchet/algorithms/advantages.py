@@ -1,7 +1,8 @@
 """Group advantages: how much better than its siblings a rollout was.
 
-Consumes the rewards of one group, produces one advantage per rollout; waits for nothing. Pure
-numpy. G is the group size.
+Consumes the rewards of one group, produces one advantage per trajectory; waits for nothing. Pure
+numpy. G is the number of trajectories that are trained: masking may leave fewer than the group
+size, and a single one has the advantage 0.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ needed (`logits_to_keep`), which saves the logits of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ratchet.algorithms.advantages import Advantage
-from ratchet.types import Packed, PackedDtype, RolloutGroup
+from ratchet.types import Packed, PackedDtype, Rollout, RolloutGroup
 
 
 class Row(NamedTuple):
@@ -63,33 +63,40 @@ class MicroBatch(NamedTuple):
 
 
 def rollout_rows(groups: Iterable[RolloutGroup], advantage: Advantage) -> list[Row]:
-    """Return a row for each rollout, with the advantage of its trajectory within its group.
+    """Return a row for each rollout of which a token is trained, with the advantage of its
+    trajectory within its group.
 
-    A trajectory counts once in the statistics of its group, however many rollouts it has.
+    A trajectory counts once in the statistics of its group, with its whole reward, however many
+    rollouts it has and however many of its tokens are trained; not at all if none is. So
+    `advantage` may be given fewer rewards than the group has trajectories, down to one.
 
     Raises:
         ValueError: if the lengths of a rollout's arrays differ, or its prompt or completion is
-            empty.
+            empty. One that was aborted may be empty.
     """
-    rows = []
-    for group in groups:
-        advantages = advantage(np.asarray(group.rewards, dtype=np.float64))
-        samples = (
-            (rollout, value)
-            for trajectory, value in zip(group.trajectories, advantages, strict=True)
-            for rollout in trajectory
-        )
-        for rollout, value in samples:
-            row = Row(
-                rollout.prompt_ids,
-                rollout.completion_ids,
-                rollout.behavior_logprobs,
-                rollout.loss_mask,
-                float(value),
-            )
-            _check(row, group.group_id)
-            rows.append(row)
-    return rows
+    return [row for group in groups for row in _group_rows(group, advantage)]
+
+
+def _group_rows(group: RolloutGroup, advantage: Advantage) -> Iterator[Row]:
+    for rollout in group.rollouts:
+        if rollout.completion_ids.data or rollout.finish_reason not in {"abort", "error"}:
+            _check(_row(rollout, 0.0), group.group_id)
+    trajectories = group.trained_trajectories
+    if not trajectories:
+        return
+    rewards = np.array([trajectory[0].reward for trajectory in trajectories], dtype=np.float64)
+    for trajectory, value in zip(trajectories, advantage(rewards), strict=True):
+        yield from (_row(each, float(value)) for each in trajectory if each.num_trained_tokens)
+
+
+def _row(rollout: Rollout, advantage: float) -> Row:
+    return Row(
+        rollout.prompt_ids,
+        rollout.completion_ids,
+        rollout.behavior_logprobs,
+        rollout.loss_mask,
+        advantage,
+    )
 
 
 def reference_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Row:

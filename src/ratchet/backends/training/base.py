@@ -46,8 +46,10 @@ class TrainingBackend(WeightSource, Protocol):
         ...
 
     async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
-        """Compute the gradients of the configured loss over whole groups; the weights stay as they
-        are.
+        """Compute the gradients of the configured loss; the weights stay as they are.
+
+        Of a group those tokens are trained, and count, that `loss_mask` selects; a group may have
+        none, but not all of them.
         """
         ...
 

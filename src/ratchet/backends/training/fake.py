@@ -86,13 +86,13 @@ class FakeBackend:
         if self._gradient is not None:
             msg = "gradients are waiting: call optimizer_step or skip_step first"
             raise RuntimeError(msg)
-        if not groups:
-            msg = "a batch has at least one group"
+        rewards = [each[0].reward for group in groups for each in group.trained_trajectories]
+        if not rewards:
+            msg = "a batch has at least one token that is trained"
             raise ValueError(msg)
         await asyncio.sleep(self._forward_backward_s)
         self.num_batches += 1
         finite = self.num_batches not in self._bad_gradients
-        rewards = [reward for group in groups for reward in group.rewards]
         self._gradient = float(np.mean(rewards)) if finite else math.nan
         return GradientReport(finite, {"loss": -self._gradient})
 

@@ -105,7 +105,7 @@ class FsdpBackend:
         """Compute the gradients of the configured loss; the weights stay as they are.
 
         Raises:
-            ValueError: if there are no groups, or a rollout is malformed.
+            ValueError: if no token of the groups is trained, or a rollout is malformed.
             RuntimeError: if the gradients of the last batch were neither applied nor thrown away.
         """
         return await self._on_thread(self._forward_backward, self._started, groups)

@@ -67,7 +67,7 @@ class Learner:
         """Leave the gradients of the mean loss on the model."""
         self._check_none_pending()
         if not rows:
-            msg = "a batch has at least one group"
+            msg = "a batch has at least one token that is trained"
             raise ValueError(msg)
         try:
             metrics = self._passes.run(rows, loss)
