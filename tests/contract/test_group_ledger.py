@@ -20,6 +20,7 @@ ALLOWED = {  # the states that a transition may start from, as the architecture 
     "claim": {"issued"},
     "finish": {"claimed"},
     "retry": {"claimed", "finished", "batched"},
+    "mask": {"finished"},
     "drop": {"issued", "claimed", "finished", "batched"},
     "batch": {"finished"},
     "train": {"batched"},
@@ -76,6 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model[group_id] = {
             "state": "issued",
             "attempt": 0,
+            "retries": 0,
             "epoch": epoch,
             "reason": None,
             "worker": None,
@@ -112,10 +114,20 @@ class LedgerMachine(RuleBasedStateMachine):
             (group_id, {"state": "finished"}),
         )
 
+    @rule(group_id=GROUPS, reason=st.sampled_from(["stale", "aborted"]))
+    def mask(self, group_id: int, reason: str) -> None:
+        self.apply(
+            self.fits("mask", group_id),
+            lambda: self.ledger.mask(group_id, reason, self.tick()),
+            (group_id, {"reason": reason}),
+        )
+
     @rule(group_id=GROUPS, off_by=OFF_BY, reason=st.sampled_from(["lease", "stale"]))
     def retry(self, group_id: int, off_by: int, reason: str) -> None:
         attempt = self.attempt(group_id, off_by)
+        counts = reason == "stale"
         change = {
+            "retries": self.model.get(group_id, {}).get("retries", 0) + counts,
             "state": "issued",
             "attempt": attempt + 1,
             "reason": reason,
@@ -125,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         self.apply(
             self.fits("retry", group_id, attempt=attempt),
-            lambda: self.ledger.retry(group_id, attempt, reason, self.tick()),
+            lambda: self.ledger.retry(group_id, attempt, reason, self.tick(), counts=counts),
             (group_id, change),
         )
 

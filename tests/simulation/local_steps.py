@@ -171,7 +171,7 @@ _CONSTANT = {
     *("system", "name", "log", "role", "actor_urn", "actor_inbox", "actor_stopped"),
     *("_life", "_actor_ref", "_config", "_group_size", "_synchronous", "_capacity", "_numbers"),
     *("_ledger", "_source", "_wall", "_store", "_run_name", "_started"),
-    *("_max_retries", "_max_reissues"),
+    *("_verdicts", "_max_reissues"),
 }
 """Attributes of a registry or a buffer that do not change, or are looked at elsewhere."""
 

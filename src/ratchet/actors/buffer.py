@@ -7,8 +7,8 @@ and `StepTrained` of the trainer, and versions from the registry. Produces `Prom
 * issue: a prompt goes out when a worker has credit and there is room. Room is capacity minus the
   groups in flight and finished, so whoever finishes always finds a place. What unblocks it: a batch
   taken, a group dropped, a credit.
-* finish: a group is judged when it arrives (failed, filtered) and queued, first in, first out. A
-  group with a token of a version that is not known here waits for the registry's word on it first.
+* finish: a group is judged when it arrives (`verdicts`) and queued, first in, first out. A group
+  with a token of a version that is not known here waits for the registry's word on it first.
 * batch: the trainer's request waits until `batch_groups` groups are queued that are fresh for the
   weights that will take the step. What unblocks it: a finish. What ends a wait that nobody would
   end otherwise: the lease of each group in flight, after which its prompt is issued again.
@@ -24,11 +24,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
 from ratchet.actors.credits import Credits
+from ratchet.actors.filters import mask_aborted
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.role import RoleActor
 from ratchet.actors.system import System
+from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
 from ratchet.config import Config
 from ratchet.errors import AskTimeout
 from ratchet.messages import (
@@ -105,11 +107,11 @@ class BufferActor(RoleActor[_Inbox]):
         self._capacity = config.buffer.batch_groups if self._synchronous else config.buffer.capacity
         self._table = GroupTable(
             ledger,
-            PromptSource(prompts, config.seed),
+            PromptSource(prompts, config.seed, config.task.weights),
             wall_time=system.wall_time,
-            max_retries=config.buffer.max_retries if config.buffer.unused == "retry" else 0,
             max_reissues=config.buffer.max_reissues,
         )
+        self._verdicts = Verdicts(config.buffer)
         self._credits = Credits()
         self._known = KnownVersions()
         self._term: Term = 0
@@ -137,7 +139,7 @@ class BufferActor(RoleActor[_Inbox]):
             "request_step": None if request is None else request.step + 1,
             "credit_groups": self._credits.num_free,
             "dropped_groups": totals["dropped"] + window.dropped.total(),
-            "retried_groups": totals["retried"] + window.retried,
+            "retried_groups": totals["retried"] + window.retried.total(),
             "reissued_groups": totals["reissued"] + window.reissued.total(),
         }
 
@@ -261,8 +263,9 @@ class BufferActor(RoleActor[_Inbox]):
             self._ask_for(unknown)
             return
         self._table.finish(entry, group, versions)
-        if self._config.drop_zero_spread and len(set(group.rewards)) == 1:
-            self._table.drop(entry, "zero_spread")
+        self._apply(entry, self._verdicts.at_finish(entry))
+        if entry.masked:
+            entry.group = mask_aborted(group)
 
     def _finish_all(self, finishes: Sequence[GroupFinished]) -> None:
         for finish in finishes:
@@ -282,7 +285,19 @@ class BufferActor(RoleActor[_Inbox]):
                 reason=message.reason,
                 detail=message.detail,
             )
-            self._table.unused(entry, message.reason)
+            verdict = self._verdicts.at_failure(entry, message.reason, message.detail)
+            self._apply(entry, verdict)
+
+    def _apply(self, entry: Entry, verdict: Verdict) -> None:
+        match verdict.action:
+            case "keep":
+                pass
+            case "drop":
+                self._table.drop(entry, verdict.reason)
+            case "retry":
+                self._table.retry(entry, verdict.reason)
+            case "mask":
+                self._table.mask(entry, verdict.reason)
 
     # --- versions
 
@@ -314,11 +329,15 @@ class BufferActor(RoleActor[_Inbox]):
             self._judge(entry, position)
 
     def _judge(self, entry: Entry, position: Position) -> None:
-        staleness = max(self._known.lineage.staleness(v, position) for v in entry.versions)
-        entry.staleness = staleness
-        if staleness > self._config.max_staleness:
-            self.log.info("group_stale", group=entry.group_id, staleness=staleness)
-            self._table.unused(entry, "stale")
+        staleness = {v: self._known.lineage.staleness(v, position) for v in entry.versions}
+        verdict = self._verdicts.at_get(entry, staleness)
+        oldest = max(staleness.values(), default=0)
+        within = (s for s in staleness.values() if s <= self._config.max_staleness)
+        entry.staleness = max(within, default=oldest)
+        if verdict != KEEP and (verdict.action, verdict.reason) != ("mask", entry.masked):
+            action = verdict.action
+            self.log.info("group_stale", group=entry.group_id, staleness=oldest, verdict=action)
+        self._apply(entry, verdict)
 
     # --- batch
 
@@ -389,19 +408,21 @@ class BufferActor(RoleActor[_Inbox]):
         self._table.train(message.trained, message.step, request.version)
         for group_id, reason in message.rejected.items():
             self._untrained.pop(group_id, None)
-            self._table.reject(group_id, reason)
+            entry = self._table.rejected(group_id)
+            self._apply(entry, self._verdicts.at_step(entry, reason))
 
     def _stats(self, staleness: tuple[int, ...]) -> BufferStats:
         window = self._table.take_window()
         self._totals["dropped"] += window.dropped.total()
-        self._totals["retried"] += window.retried
+        self._totals["retried"] += window.retried.total()
         self._totals["reissued"] += window.reissued.total()
         return BufferStats(
             queue_groups=self._table.num_queued,
             in_flight_groups=self._table.num_in_flight,
             staleness=staleness,
             dropped=dict(window.dropped),
-            retried=window.retried,
+            retried=window.retried.total(),
+            masked=dict(window.masked),
             leases_expired=window.reissued.total(),
             workers=tuple(self._workers.values()),
             finished_groups=len(window.finished_rewards),

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ratchet.actors.filters import whole_rewards
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
@@ -35,6 +36,9 @@ class Entry:
     group: RolloutGroup | None = None
     versions: tuple[PolicyVersion, ...] = ()
     staleness: int = 0
+    """of the oldest token that is trained, when it was last judged"""
+    masked: str = ""
+    """why a part of it is not trained"""
 
 
 @dataclass(slots=True)
@@ -42,9 +46,12 @@ class Window:
     """What happened since the last batch; reset when it is read."""
 
     dropped: Counter[str] = field(default_factory=Counter)
-    retried: int = 0
+    retried: Counter[str] = field(default_factory=Counter)
+    """by the unused handler, by reason"""
+    masked: Counter[str] = field(default_factory=Counter)
+    """handed out in part, by reason"""
     finished_rewards: list[float] = field(default_factory=list)
-    """mean reward of each finished group"""
+    """mean reward of each finished group that has one"""
     reissued: Counter[str] = field(default_factory=Counter)
 
 
@@ -57,13 +64,11 @@ class GroupTable:
         source: PromptSource,
         *,
         wall_time: Callable[[], float],
-        max_retries: int,
         max_reissues: int,
     ) -> None:
         self._ledger = ledger
         self._source = source
         self._wall = wall_time
-        self._max_retries = max_retries
         self._max_reissues = max_reissues
         self._waiting: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
@@ -143,20 +148,30 @@ class GroupTable:
         self._land(entry)
         entry.group, entry.versions = group, versions
         self._queued[entry.group_id] = entry
-        reward_mean = statistics.fmean(group.rewards)
-        self._window.finished_rewards.append(reward_mean)
+        rewards = whole_rewards(group)
+        reward_mean = statistics.fmean(rewards) if rewards else None
+        if reward_mean is not None:
+            self._window.finished_rewards.append(reward_mean)
         self.dirty = True
         self._ledger.finish(
             entry.group_id,
             entry.attempt,
-            min_version=versions[0],
-            max_version=versions[-1],
+            min_version=min(versions, default=None),
+            max_version=max(versions, default=None),
             reward_mean=reward_mean,
-            reward_std=statistics.pstdev(group.rewards),
+            reward_std=statistics.pstdev(rewards) if rewards else None,
             num_tokens=group.num_tokens,
             num_rollouts=len(group.rollouts),
             now=self._wall(),
         )
+
+    def mask(self, entry: Entry, reason: str) -> None:
+        """Note that only a part of a queued group is worth training, once per reason."""
+        if entry.masked == reason:
+            return
+        entry.masked = reason
+        self.dirty = True
+        self._ledger.mask(entry.group_id, reason, self._wall())
 
     def queued(self) -> list[Entry]:
         """Return the finished groups, oldest finish first."""
@@ -168,6 +183,8 @@ class GroupTable:
         """Hand queued groups to the trainer."""
         for entry in entries:
             self._batched[entry.group_id] = self._queued.pop(entry.group_id)
+            if entry.masked:
+                self._window.masked[entry.masked] += 1
         self.dirty = True
         self._ledger.batch(
             [entry.group_id for entry in entries],
@@ -188,18 +205,15 @@ class GroupTable:
         self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
 
-    def reject(self, group_id: int, reason: str) -> None:
-        """Take back one group of a batch that its step did not use."""
-        self.unused(self._batched[group_id], reason)
+    def rejected(self, group_id: int) -> Entry:
+        """Return one group of the batch that its step did not use."""
+        return self._batched[group_id]
 
-    def unused(self, entry: Entry, reason: str) -> None:
-        """Failed or stale: issue it again while the handler's budget lasts, then drop it."""
-        if entry.retries < self._max_retries:
-            entry.retries += 1
-            self._window.retried += 1
-            self._again(entry, reason)
-        else:
-            self.drop(entry, reason)
+    def retry(self, entry: Entry, reason: str) -> None:
+        """Issue it again, as the unused handler says: that has a budget of its own."""
+        entry.retries += 1
+        self._window.retried[reason] += 1
+        self._again(entry, reason, counts=True)
 
     def reissue(self, entry: Entry, reason: str) -> None:
         """Its worker died or stalled: issue it again, unless it did that too often."""
@@ -233,12 +247,12 @@ class GroupTable:
         self.flush()
         self._ledger.close()
 
-    def _again(self, entry: Entry, reason: str) -> None:
+    def _again(self, entry: Entry, reason: str, *, counts: bool = False) -> None:
         self._take_out(entry)
         self.dirty = True
-        self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall())
+        self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall(), counts=counts)
         entry.attempt += 1
-        entry.group, entry.versions = None, ()
+        entry.group, entry.versions, entry.masked = None, (), ""
         self._waiting.append(entry)
 
     def _take_out(self, entry: Entry) -> None:

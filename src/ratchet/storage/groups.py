@@ -25,6 +25,7 @@ SCHEMA: Final = Schema(
         prompt_id TEXT NOT NULL,
         epoch INTEGER NOT NULL,
         attempt INTEGER NOT NULL DEFAULT 0,
+        retries INTEGER NOT NULL DEFAULT 0,
         state TEXT NOT NULL DEFAULT 'issued',
         reason TEXT,
         worker TEXT,
@@ -91,10 +92,14 @@ class GroupRow(msgspec.Struct, frozen=True, rename={"group_id": "group", "prompt
     prompt_id: str
     epoch: int
     attempt: int
-    """from 0; one more with each retry"""
+    """from 0; one more each time that it is issued again"""
+    retries: int
+    """attempts that the unused handler gave up, of its budget; the other ones ended with a worker
+    or a trainer
+    """
     state: GroupState
     reason: str | None
-    """why it was dropped, or why it waits to be claimed again"""
+    """why it was dropped, why it waits to be claimed again, or why a part of it is masked"""
     worker: str | None
     min_version: PolicyVersion | None
     max_version: PolicyVersion | None
@@ -122,9 +127,10 @@ class GroupEvent(msgspec.Struct, frozen=True):
     group_id: int
     at: float
     event: str
-    """issued | claimed | finished | retried | batched | trained | dropped"""
+    """issued | claimed | finished | masked | retried | batched | trained | dropped"""
     detail: str | None
-    """the worker that claimed, the reason of a retry or drop, the step of a batch or training"""
+    """the worker that claimed, the reason of a mask, retry or drop, the step of a batch or training
+    """
 
 
 def read_groups(

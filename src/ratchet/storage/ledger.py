@@ -68,11 +68,14 @@ _FINISH: Final = """
         reward_std = ?4, num_tokens = ?5, num_rollouts = ?6, finished_at = ?7, changed_at = ?7
     WHERE group_id = ?8 AND attempt = ?9 AND state = 'claimed'"""
 _RETRY: Final = """
-    UPDATE groups SET state = 'issued', attempt = attempt + 1, reason = ?1, worker = NULL,
-        min_version = NULL, max_version = NULL, staleness = NULL, trained_step = NULL,
-        reward_mean = NULL, reward_std = NULL, num_tokens = NULL, num_rollouts = NULL,
-        claimed_at = NULL, finished_at = NULL, changed_at = ?2
+    UPDATE groups SET state = 'issued', attempt = attempt + 1, retries = retries + ?5,
+        reason = ?1, worker = NULL, min_version = NULL, max_version = NULL, staleness = NULL,
+        trained_step = NULL, reward_mean = NULL, reward_std = NULL, num_tokens = NULL,
+        num_rollouts = NULL, claimed_at = NULL, finished_at = NULL, changed_at = ?2
     WHERE group_id = ?3 AND attempt = ?4 AND state IN ('claimed', 'finished', 'batched')"""
+_MASK: Final = """
+    UPDATE groups SET reason = ?1 WHERE group_id = ?2 AND state = 'finished'"""
+_MASKED: Final = "INSERT INTO events VALUES (?, ?, 'masked', ?)"
 _DROP: Final = """
     UPDATE groups SET state = 'dropped', reason = ?1, trained_step = NULL, changed_at = ?2
     WHERE group_id = ?3 AND state IN ('issued', 'claimed', 'finished', 'batched')"""
@@ -135,10 +138,10 @@ class GroupLedger:
         group_id: int,
         attempt: int,
         *,
-        min_version: PolicyVersion,
-        max_version: PolicyVersion,
-        reward_mean: float,
-        reward_std: float,
+        min_version: PolicyVersion | None,
+        max_version: PolicyVersion | None,
+        reward_mean: float | None,
+        reward_std: float | None,
         num_tokens: int,
         num_rollouts: int,
         now: float,
@@ -151,7 +154,19 @@ class GroupLedger:
         result = (min_version, max_version, reward_mean, reward_std, num_tokens, num_rollouts)
         self._move(_FINISH, (*result, now, group_id, attempt), group_id)
 
-    def retry(self, group_id: int, attempt: int, reason: str, now: float) -> None:
+    def mask(self, group_id: int, reason: str, now: float) -> None:
+        """Note that only a part of a finished group will be trained.
+
+        Raises:
+            LedgerError: if the group is not finished.
+        """
+        with self._all_or_none():
+            self._move(_MASK, (reason, group_id), group_id)
+            self._sql.execute(_MASKED, (group_id, now, reason))
+
+    def retry(
+        self, group_id: int, attempt: int, reason: str, now: float, *, counts: bool = False
+    ) -> None:
         """Give up an attempt: a claimed, finished or batched group is issued again.
 
         Args:
@@ -159,11 +174,12 @@ class GroupLedger:
             attempt: the attempt given up; the next one is `attempt + 1`.
             reason: one word.
             now: wall clock.
+            counts: the attempt is one of the unused handler's budget.
 
         Raises:
             LedgerError: if the group is in another state, or at another attempt.
         """
-        self._move(_RETRY, (reason, now, group_id, attempt), group_id)
+        self._move(_RETRY, (reason, now, group_id, attempt, counts), group_id)
 
     def drop(self, group_id: int, reason: str, now: float) -> None:
         """End a group that will not be trained.

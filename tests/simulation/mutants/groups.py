@@ -16,6 +16,7 @@ from ratchet.actors.group_table import GroupTable
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.verdicts import Verdict, Verdicts
 from ratchet.actors.weight_sync import WeightSync
 from ratchet.messages import ClaimPrompts
 from ratchet.transport.mailbox.limits import Limits
@@ -66,7 +67,10 @@ def late_finish_accepted() -> Patches:
 
 @mutant("hard prompts are recycled for ever (miles#2030)", seed=8)
 def retried_for_ever() -> Patches:
-    return [(GroupTable, "unused", lambda self, entry, reason: self._again(entry, reason))]
+    def at_failure(self: Any, entry: Any, reason: str, detail: str) -> Verdict:
+        return Verdict("retry", reason)
+
+    return [(Verdicts, "at_failure", at_failure)]
 
 
 @mutant("capacity does not count the groups in flight", seed=3)

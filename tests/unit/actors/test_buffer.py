@@ -313,9 +313,10 @@ def test_a_group_without_spread_is_filtered_not_retried() -> None:
         a, b = await world.claim(2)
         await world.finish(a, rewards=(1.0, 1.0))
         await world.finish(b)
-        assert world.ledger.reasons() == {"zero_spread": 1}
+        assert world.ledger.reasons() == {"filter:zero_spread": 1}
+        assert world.ledger.counts()["finished"] == 1
 
-    scenario(body, buffer={"drop_zero_spread": True, "unused": "retry"})
+    scenario(body, buffer={"filters": ["zero_spread"], "unused": "retry"})
 
 
 def test_a_lease_ends_and_the_prompt_is_issued_again() -> None:
@@ -461,7 +462,7 @@ def test_the_reward_of_all_finished_groups_is_told_beside_that_of_the_batch() ->
         stats = world.batches[0].stats
         assert (stats.finished_groups, stats.finished_reward_mean) == (3, pytest.approx(2 / 3))
 
-    scenario(body, buffer={"drop_zero_spread": True})
+    scenario(body, buffer={"filters": ["zero_spread"]})
 
 
 # --- what it says of itself

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.helpers.training import make_groups
 
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.group_table import Entry, GroupTable, Window
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import Prompt, RolloutGroup
@@ -26,30 +26,29 @@ def group_of(entry: Entry) -> RolloutGroup:
     )
 
 
-def make_table(max_retries: int = 1, max_reissues: int = 1) -> tuple[GroupTable, GroupLedger]:
+def make_table(max_reissues: int = 1) -> tuple[GroupTable, GroupLedger]:
     ledger = GroupLedger.open(None)
     source = PromptSource([Prompt(f"p{i}", f"{i}>") for i in range(3)], seed=0)
-    table = GroupTable(
-        ledger, source, wall_time=lambda: 1.0, max_retries=max_retries, max_reissues=max_reissues
-    )
+    table = GroupTable(ledger, source, wall_time=lambda: 1.0, max_reissues=max_reissues)
     return table, ledger
 
 
 class Places(RuleBasedStateMachine):
     """Each rule is one thing that the buffer does; `place` says where each group must be."""
 
-    @initialize(retries=st.integers(0, 2), reissues=st.integers(0, 2))
-    def begin(self, retries: int, reissues: int) -> None:
-        self.table, self.ledger = make_table(retries, reissues)
-        self.max = {"retries": retries, "reissues": reissues}
+    @initialize(reissues=st.integers(0, 2))
+    def begin(self, reissues: int) -> None:
+        self.table, self.ledger = make_table(reissues)
+        self.max_reissues = reissues
         self.now = 0.0
         self.step = 0
         self.entries: dict[int, Entry] = {}
         self.place: dict[int, str] = {}
         self.again: dict[int, Counter[str]] = {}
         self.waiting: list[int] = []
+        self.masked: dict[int, str] = {}
         self.reasons: Counter[str] = Counter()
-        self.dropped_in_window: Counter[str] = Counter()
+        self.window = {name: Counter[str]() for name in ("dropped", "retried", "masked")}
 
     def at(self, place: str) -> list[int]:
         return [group for group, where in self.place.items() if where == place]
@@ -57,20 +56,23 @@ class Places(RuleBasedStateMachine):
     def pick(self, data: st.DataObject, place: str) -> Entry:
         return self.entries[data.draw(st.sampled_from(self.at(place)))]
 
-    def count_back(self, entry: Entry, kind: str, reason: str) -> None:
+    def count_back(self, group: int, kind: str) -> None:
+        self.again[group][kind] += 1
+        self.place[group] = "issued"
+        self.waiting.append(group)
+        self.masked.pop(group, None)
+
+    def count_reissue(self, group: int, reason: str) -> None:
         """Back to issued within the budget, else dropped."""
-        group = entry.group_id
-        if self.again[group][kind] < self.max[kind]:
-            self.again[group][kind] += 1
-            self.place[group] = "issued"
-            self.waiting.append(group)
+        if self.again[group]["reissues"] < self.max_reissues:
+            self.count_back(group, "reissues")
         else:
             self.count_drop(group, reason)
 
     def count_drop(self, group: int, reason: str) -> None:
         self.place[group] = "dropped"
         self.reasons[reason] += 1
-        self.dropped_in_window[reason] += 1
+        self.window["dropped"][reason] += 1
 
     @rule(worker=st.sampled_from(WORKERS))
     def claim(self, worker: tuple[str, str]) -> None:
@@ -104,6 +106,8 @@ class Places(RuleBasedStateMachine):
         assert [g.group_id for g in groups] == [e.group_id for e in queued[:number]]
         for group in groups:
             self.place[group.group_id] = "batched"
+            if group.group_id in self.masked:
+                self.window["masked"][self.masked[group.group_id]] += 1
 
     @precondition(lambda self: self.at("batched"))
     @rule(data=st.data())
@@ -115,16 +119,26 @@ class Places(RuleBasedStateMachine):
             if group in trained:
                 self.place[group] = "trained"
             else:
-                self.table.reject(group, "stale")
-                self.count_back(self.entries[group], "retries", "stale")
+                assert self.table.rejected(group) is self.entries[group]
+                self.retry_one(self.entries[group], "stale")
 
     @precondition(lambda self: self.at("claimed") + self.at("finished"))
     @rule(data=st.data(), reason=st.sampled_from(["reward", "stale"]))
-    def unused(self, data: st.DataObject, reason: str) -> None:
+    def retry(self, data: st.DataObject, reason: str) -> None:
         place = data.draw(st.sampled_from([p for p in ("claimed", "finished") if self.at(p)]))
-        entry = self.pick(data, place)
-        self.table.unused(entry, reason)
-        self.count_back(entry, "retries", reason)
+        self.retry_one(self.pick(data, place), reason)
+
+    def retry_one(self, entry: Entry, reason: str) -> None:
+        self.table.retry(entry, reason)
+        self.window["retried"][reason] += 1
+        self.count_back(entry.group_id, "retries")
+
+    @precondition(lambda self: self.at("finished"))
+    @rule(data=st.data(), reason=st.sampled_from(["aborted", "stale"]))
+    def mask(self, data: st.DataObject, reason: str) -> None:
+        entry = self.pick(data, "finished")
+        self.table.mask(entry, reason)
+        self.masked[entry.group_id] = reason
 
     @precondition(lambda self: self.at("claimed"))
     @rule(worker=st.sampled_from(WORKERS))
@@ -132,7 +146,7 @@ class Places(RuleBasedStateMachine):
         for entry in self.table.held_by(*worker):
             assert self.place[entry.group_id] == "claimed"
             self.table.reissue(entry, "worker_died")
-            self.count_back(entry, "reissues", "worker_died")
+            self.count_reissue(entry.group_id, "worker_died")
         assert self.table.held_by(*worker) == []
 
     @rule(share=st.floats(0, 1))
@@ -141,7 +155,7 @@ class Places(RuleBasedStateMachine):
         for entry in self.table.overdue(now):
             assert entry.lease_end <= now
             self.table.reissue(entry, "lease_expired")
-            self.count_back(entry, "reissues", "lease_expired")
+            self.count_reissue(entry.group_id, "lease_expired")
         end = self.table.next_lease_end()
         assert end is None or end > now
 
@@ -150,20 +164,22 @@ class Places(RuleBasedStateMachine):
     def trainer_dies(self) -> None:
         for entry in self.table.batched():
             self.table.reissue(entry, "trainer_died")
-            self.count_back(entry, "reissues", "trainer_died")
+            self.count_reissue(entry.group_id, "trainer_died")
 
     @precondition(lambda self: self.at("finished"))
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         entry = self.pick(data, "finished")
-        self.table.drop(entry, "zero_spread")
-        self.count_drop(entry.group_id, "zero_spread")
+        self.table.drop(entry, "filter:zero_spread")
+        self.count_drop(entry.group_id, "filter:zero_spread")
 
     @rule()
     def read_window(self) -> None:
-        assert self.table.take_window().dropped == self.dropped_in_window
-        assert self.table.take_window().dropped == {}
-        self.dropped_in_window.clear()
+        window = self.table.take_window()
+        for name, expected in self.window.items():
+            assert getattr(window, name) == expected
+            expected.clear()
+        assert self.table.take_window() == Window()
 
     @rule()
     def flush(self) -> None:
@@ -192,6 +208,9 @@ class Places(RuleBasedStateMachine):
             assert self.table.claimed(entry.worker, "other", *key[2:], entry.attempt) is None
         for row in self.ledger.groups():
             assert row.attempt == self.again[row.group_id].total()
+            assert row.retries == self.again[row.group_id]["retries"]
+            if row.state == "finished":
+                assert row.reason == self.masked.get(row.group_id)
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
@@ -215,21 +234,6 @@ def finish(table: GroupTable, entry: Entry) -> None:
     table.finish(entry, group_of(entry), (0,))
 
 
-@pytest.mark.parametrize("max_retries", [0, 2])
-def test_a_group_is_retried_as_often_as_allowed_and_then_dropped(max_retries: int) -> None:
-    table, ledger = make_table(max_retries=max_retries)
-    for attempt in range(max_retries + 1):
-        entry = table.claim(("r0", "a"), until=1.0)
-        assert (entry.group_id, entry.attempt, entry.prompt.prompt_id) == (
-            0, attempt, entry.prompt.prompt_id,
-        )  # fmt: skip
-        table.unused(entry, "reward")
-    assert ledger.reasons() == {"reward": 1}
-    window = table.take_window()
-    assert (window.retried, dict(window.dropped)) == (max_retries, {"reward": 1})
-    assert table.claim(("r0", "a"), until=1.0).group_id == 1
-
-
 def test_a_lease_has_ended_at_its_end_and_not_before() -> None:
     table, _ = make_table()
     first, second = (table.claim(("r0", "a"), until=end) for end in (3.0, 4.0))
@@ -240,11 +244,11 @@ def test_a_lease_has_ended_at_its_end_and_not_before() -> None:
 
 
 def test_retries_and_reissues_have_budgets_of_their_own() -> None:
-    table, ledger = make_table(max_retries=1, max_reissues=1)
+    table, ledger = make_table(max_reissues=1)
     table.reissue(table.claim(("r0", "a"), until=1.0), "worker_died")
-    table.unused(table.claim(("r0", "a"), until=1.0), "reward")
+    table.retry(table.claim(("r0", "a"), until=1.0), "reward")
     entry = table.claim(("r0", "a"), until=1.0)
-    assert (entry.group_id, entry.attempt) == (0, 2)
+    assert (entry.group_id, entry.attempt, entry.retries, entry.reissues) == (0, 2, 1, 1)
     table.reissue(entry, "lease_expired")
     assert ledger.reasons() == {"lease_expired": 1}
     assert table.take_window().reissued == {"worker_died": 1, "lease_expired": 1}
@@ -255,9 +259,11 @@ def test_a_retry_begins_from_the_pristine_prompt() -> None:
     entry = table.claim(("r0", "a"), until=1.0)
     prompt = entry.prompt
     finish(table, entry)
-    table.unused(entry, "stale")
+    table.mask(entry, "stale")
+    table.retry(entry, "stale")
     again = table.claim(("r1", "a"), until=2.0)
     assert (again.prompt, again.group, again.versions) == (prompt, None, ())
+    assert again.masked == ""
     assert (again.worker, again.lease_end) == ("r1", 2.0)
 
 
@@ -279,7 +285,7 @@ def test_a_group_that_is_nowhere_cannot_be_moved(send_away: Any) -> None:
         with pytest.raises(RuntimeError, match="group 0 is in no place"):
             move()
     with pytest.raises(KeyError):
-        table.reject(0, "stale")
+        table.rejected(0)
     with pytest.raises(KeyError):
         finish(table, entry)
     assert ledger.counts() == before
@@ -294,7 +300,7 @@ def test_the_ledger_says_what_was_trained_and_by_whom() -> None:
     groups = table.batch(table.queued(), step=5)
     assert [group.group_id for group in groups] == [1, 0]
     table.train([1], 5, version=4)
-    table.reject(0, "non_finite")
+    table.retry(table.rejected(0), "non_finite")
     row = ledger.group(1)
     assert row is not None
     assert (row.state, row.trained_step, row.trained_version, row.staleness) == ("trained", 5, 4, 3)

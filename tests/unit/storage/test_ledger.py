@@ -44,6 +44,7 @@ def test_a_whole_life() -> None:
         prompt_id="p",
         epoch=0,
         attempt=0,
+        retries=0,
         state="trained",
         reason=None,
         worker="rollout-0",
@@ -79,7 +80,7 @@ def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
     row = ledger.group(group_id)
     assert row is not None
     assert (row.state, row.attempt, row.reason) == ("issued", 1, "stale")
-    kept = {"group_id", "prompt_id", "epoch", "attempt", "state", "reason", "issued_at"}
+    kept = {"group_id", "prompt_id", "epoch", "attempt", "state", "reason", "issued_at", "retries"}
     forgotten = set(GroupRow.__struct_fields__) - kept - {"changed_at"}
     assert {name: getattr(row, name) for name in forgotten} == dict.fromkeys(forgotten)
     ledger.claim(group_id, 1, "rollout-1", 6.0)
@@ -90,6 +91,35 @@ def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
         ("retried", "stale"),
         ("claimed", "rollout-1"),
     ]
+
+
+def test_the_budget_of_the_unused_handler_outlives_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = GroupLedger.open(path)
+    group_id = ledger.issue("p", 0, 1.0)
+    for attempt, counts in enumerate([True, False, True]):
+        ledger.claim(group_id, attempt, "rollout-0", 2.0)
+        ledger.retry(group_id, attempt, "reward" if counts else "worker_died", 3.0, counts=counts)
+    ledger.close()
+    with closing(GroupLedger.open(path)) as restarted:
+        (row,) = restarted.groups("issued")
+    assert (row.attempt, row.retries) == (3, 2)
+
+
+def test_a_mask_is_told_with_its_reason_and_the_group_stays_finished() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    ledger.mask(group_id, "stale", 4.0)
+    row = ledger.group(group_id)
+    assert row is not None
+    assert (row.state, row.reason) == ("finished", "stale")
+    assert [(e.event, e.detail) for e in ledger.events(group_id)][-1] == ("masked", "stale")
+    assert ledger.reasons() == {}
+    ledger.batch([group_id], 1, {group_id: 0}, 5.0)
+    before = ledger.events(group_id)
+    with pytest.raises(LedgerError, match="group 0 is batched"):
+        ledger.mask(group_id, "stale", 6.0)
+    assert ledger.events(group_id) == before
 
 
 def test_a_late_finish_of_an_earlier_attempt_is_refused() -> None:
