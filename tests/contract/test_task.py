@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ratchet.config import TaskConfig
-from ratchet.tasks.base import Task
+from ratchet.tasks.base import Conversation, MultiTurnTask, Step, Task
 from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
 from ratchet.types import Prompt
@@ -35,6 +35,7 @@ class Doubles:
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "copy": {"name": "copy", "args": {"digits": 3, "num_prompts": 50, "holdout": 9}},
+    "guess": {"name": "guess", "args": {"highest": 30, "num_prompts": 50, "holdout": 9}},
     "jsonl": {"name": "jsonl", "args": {"path": "{tmp}/data.jsonl", "holdout": 0.4}},
     "reasoning-gym": {
         "name": "reasoning-gym",
@@ -88,6 +89,31 @@ def test_a_prompt_that_travelled_is_scored_alike(task: Task, config: TaskConfig)
     assert scorer.score(travelled, "-") == task.score(prompt, "-")
 
 
+def test_turns_end_and_any_process_may_take_the_next_one(task: Task, config: TaskConfig) -> None:
+    if not isinstance(task, MultiTurnTask):
+        return  # a task of one turn
+    other = build_task(config, seed=4)
+    assert isinstance(other, MultiTurnTask)
+    for prompt in task.prompts("eval"):
+        turns, replies, state = ("-",), (), None
+        while True:
+            said = Conversation(turns, replies, state, seed=7)
+            travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=Conversation)
+            step = other.step(prompt, travelled)
+            assert step == task.step(prompt, said)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step) == step
+            if step.reply is None or len(turns) == task.max_turns(prompt):
+                break
+            last = len(turns) + 1 == task.max_turns(prompt)
+            turns = (*turns, (prompt.reference or "") if last else "-")
+            replies, state = (*replies, step.reply), step.state
+        assert len(turns) <= task.max_turns(prompt)
+        reward = task.score_conversation(prompt, said)
+        assert other.score_conversation(prompt, travelled) == reward
+        right = Conversation((prompt.reference or "",), seed=7)
+        assert reward < task.score_conversation(prompt, right) == 1.0
+
+
 OTHER_PROCESS = """
 import sys, msgspec
 from ratchet.config import TaskConfig
@@ -101,7 +127,7 @@ sys.stdout.buffer.write(msgspec.msgpack.encode(pair))
 def test_every_process_builds_the_same_prompts(task: Task, config: TaskConfig) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS],
-        input=msgspec.json.encode(config.model_dump()),
+        input=msgspec.json.encode(config.model_dump(exclude_defaults=True)),
         env={**os.environ, "PYTHONHASHSEED": "1234"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -17,7 +17,7 @@ from ratchet.config import TaskConfig
 from ratchet.errors import ConfigError, TaskError, UserError
 from ratchet.imports import import_object
 from ratchet.tasks.arguments import suggest
-from ratchet.tasks.base import Split, Task
+from ratchet.tasks.base import MultiTurnTask, Split, Task
 from ratchet.types import Prompt
 
 Reward: TypeAlias = Callable[[Prompt, str], float]
@@ -46,7 +46,16 @@ def build_task(config: TaskConfig, seed: int) -> Task:
             f'{suggest(config.name, list(_BUILTIN))} (a task of your own is "module:object")'
         )
         raise TaskError(msg)
-    return task if config.reward is None else RewardedTask(task, load_reward(config.reward))
+    if config.reward is None:
+        return task
+    if isinstance(task, MultiTurnTask):
+        msg = (
+            f"task.reward = {config.reward!r} scores a completion, and {config.name!r} is a task of"
+            " several turns, which scores conversations; leave it out, or wrap the task and its"
+            " `score_conversation` in a task of your own"
+        )
+        raise TaskError(msg)
+    return RewardedTask(task, load_reward(config.reward))
 
 
 class RewardedTask:
@@ -146,6 +155,12 @@ def _copy(config: TaskConfig, seed: int) -> Task:
     return build_copy(config.args, seed)
 
 
+def _guess(config: TaskConfig, seed: int) -> Task:
+    from ratchet.tasks.guess import build_guess
+
+    return build_guess(config.args, seed)
+
+
 def _mixture(config: TaskConfig, seed: int) -> Task:
     from ratchet.tasks.mixture import MixtureTask
 
@@ -176,6 +191,7 @@ def _reasoning_gym(config: TaskConfig, seed: int) -> Task:
 
 _BUILTIN: Final[dict[str, Callable[[TaskConfig, int], Task]]] = {
     "copy": _copy,
+    "guess": _guess,
     "jsonl": _jsonl,
     "reasoning-gym": _reasoning_gym,
 }

@@ -132,13 +132,19 @@ def test_wrong_rewards_name_field_value_and_way_out(own: str, reference: str, wo
         load_reward(reference.replace("{own}", own))
 
 
+def test_a_reward_of_completions_does_not_score_conversations() -> None:
+    words = "task.reward = 'm:f' scores a completion, and 'guess' is a task of several turns"
+    with pytest.raises(TaskError, match=words):
+        build("guess", {"holdout": 1}, reward="m:f")
+
+
 def test_the_registry_loads_no_task_that_nobody_asked_for() -> None:
     import subprocess
 
     code = (
         "import sys, ratchet.tasks.registry;"
         "print([m for m in sys.modules if m in ('torch', 'transformers', 'reasoning_gym')"
-        " or m.startswith('ratchet.tasks.') and m.split('.')[2] in ('copy', 'jsonl')])"
+        " or m.startswith('ratchet.tasks.') and m.split('.')[2] in ('copy', 'guess', 'jsonl')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
