@@ -254,3 +254,45 @@ def test_two_ranks_train_and_export_an_adapter_as_one_process_does(
     for name, value in alone.items():
         assert value.any(), name
         torch.testing.assert_close(together[name], value, rtol=0.0, atol=1e-5)
+
+
+async def step(backend: TrainingBackend, seed: int) -> None:
+    await backend.forward_backward(make_groups(seed=seed))
+    await backend.optimizer_step()
+
+
+def test_a_restored_backend_goes_on_bit_for_bit(harness: Harness, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    states: list[dict[str, torch.Tensor]] = []
+
+    async def first(backend: TrainingBackend) -> None:
+        for seed in range(2):
+            await step(backend, seed)
+        states.append(snapshot(backend))
+        await backend.begin_save(saved)
+        for seed in range(2, 4):  # what is written is the state before these
+            await step(backend, seed)
+        await backend.end_save()
+        states.append(snapshot(backend))
+
+    async def second(backend: TrainingBackend) -> None:
+        await step(backend, 9)
+        await backend.restore(saved)
+        assert equal(snapshot(backend), states[0])
+        for seed in range(2, 4):
+            await step(backend, seed)
+        assert equal(snapshot(backend), states[1])
+
+    harness.run(first)
+    harness.run(second)
+    if "two ranks" in harness.kind:  # and any other number of ranks reads it
+        alone = Harness(
+            harness.kind.removesuffix("two ranks").strip(", ") or "fsdp", tmp_path / "alone", None
+        )
+
+        async def body(backend: TrainingBackend) -> None:
+            await backend.restore(saved)
+            assert equal(snapshot(backend), states[0])
+
+        alone.run(body)

@@ -63,6 +63,25 @@ class TrainingBackend(WeightSource, Protocol):
         """Throw the gradients away."""
         ...
 
+    async def begin_save(self, directory: Path) -> None:
+        """Copy all that training goes on from (model, optimiser, schedule, random numbers), and
+        write it while the next steps are taken. The directory is there, on every rank's machine the
+        same.
+        """
+        ...
+
+    async def end_save(self) -> None:
+        """Wait until every rank has written.
+
+        Raises:
+            OSError: if one of them could not.
+        """
+        ...
+
+    async def restore(self, directory: Path) -> None:
+        """Go on from a saved state, of any number of ranks, instead of the base model."""
+        ...
+
     async def export(self, path: Path) -> None:
         """Write model, config and tokenizer as Hugging Face safetensors into a new directory."""
         ...

@@ -49,6 +49,22 @@ class Read(_Command, frozen=True):
     names: tuple[str, ...]
 
 
+class BeginSave(_Command, frozen=True):
+    """`TrainingBackend.begin_save`."""
+
+    directory: str
+
+
+class EndSave(_Command, frozen=True):
+    """`TrainingBackend.end_save`."""
+
+
+class Restore(_Command, frozen=True):
+    """`TrainingBackend.restore`."""
+
+    directory: str
+
+
 class Export(_Command, frozen=True):
     """`TrainingBackend.export`; only rank 0 writes."""
 
@@ -60,7 +76,17 @@ class Close(_Command, frozen=True):
 
 
 Command: TypeAlias = (
-    Start | WarmStart | ForwardBackward | OptimizerStep | SkipStep | Read | Export | Close
+    Start
+    | WarmStart
+    | ForwardBackward
+    | OptimizerStep
+    | SkipStep
+    | Read
+    | BeginSave
+    | EndSave
+    | Restore
+    | Export
+    | Close
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -96,6 +122,12 @@ async def perform(backend: TrainingBackend, command: Command) -> Any:
             return await backend.skip_step()
         case Read():
             return backend.read(command.names)
+        case BeginSave():
+            return await backend.begin_save(Path(command.directory))
+        case EndSave():
+            return await backend.end_save()
+        case Restore():
+            return await backend.restore(Path(command.directory))
         case Export():
             return await backend.export(Path(command.path))
         case Close():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "w"
 """the only weight"""
+_FILE: Final = "weights.json"
 
 
 class FakeBackend:
@@ -123,9 +124,20 @@ class FakeBackend:
         tensors = {NAME: torch.from_numpy(self._started)}
         return [tensors[name] for name in names]
 
+    async def begin_save(self, directory: Path) -> None:
+        """Write "w" at once."""
+        _write(directory, {NAME: self._started.tolist()}, new=False)
+
+    async def end_save(self) -> None:
+        """It is written."""
+
+    async def restore(self, directory: Path) -> None:
+        """Read "w"."""
+        self._started[:] = _read(directory)[NAME]
+
     async def export(self, path: Path) -> None:
         """Write "w" as JSON into a new directory."""
-        _write(path, {NAME: self._started.tolist()})
+        _write(path, {NAME: self._started.tolist()}, new=True)
 
     async def close(self) -> None:
         """Forget the weights."""
@@ -139,6 +151,12 @@ class FakeBackend:
         return self._w
 
 
-def _write(path: Path, weights: Mapping[str, Sequence[float]]) -> None:
-    path.mkdir(parents=True)
-    (path / "weights.json").write_text(json.dumps(weights))
+def _write(path: Path, weights: Mapping[str, Sequence[float]], *, new: bool) -> None:
+    if new:
+        path.mkdir(parents=True)
+    (path / _FILE).write_text(json.dumps(weights))
+
+
+def _read(path: Path) -> dict[str, list[float]]:
+    weights: dict[str, list[float]] = json.loads((path / _FILE).read_text())
+    return weights

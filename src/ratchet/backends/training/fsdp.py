@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ from ratchet.algorithms.registry import make_advantage, make_loss
 from ratchet.backends.training.base import GradientReport, StepReport, TrainingBackend
 from ratchet.backends.training.learner import Learner
 from ratchet.backends.training.ranks import lead
+from ratchet.backends.training.saved_state import write_parts
 from ratchet.config import Config
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.types import Prompt, RolloutGroup
@@ -58,6 +59,8 @@ class FsdpBackend:
         self._loss = make_loss(config.algorithm)
         self._executor: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._learner: Learner | None = None
+        self._writer: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
 
     # --- life
 
@@ -70,8 +73,9 @@ class FsdpBackend:
         self._learner = await self._on_thread(self._load)
 
     async def close(self) -> None:
-        """Wait for the torch work in flight, then free everything."""
+        """Wait for the torch work and the writing in flight, then free everything."""
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._writer.shutdown)
         self._learner = None
 
     def _load(self) -> Learner:
@@ -142,6 +146,42 @@ class FsdpBackend:
         if learner.ranks.size == 1:
             return learner.read(names)
         return self._executor.submit(learner.read, names).result()
+
+    # --- state
+
+    async def begin_save(self, directory: Path) -> None:
+        """Copy the state into host memory, then write it on a thread of its own.
+
+        Raises:
+            RuntimeError: if one is being written.
+        """
+        if self._saving is not None:
+            msg = "a state is being written: call end_save first"
+            raise RuntimeError(msg)
+        parts = await self._on_thread(self._started.copy_state)
+        ranks = self._started.ranks
+        self._saving = self._writer.submit(write_parts, parts, directory, ranks)
+
+    async def end_save(self) -> None:
+        """Wait until every rank has written.
+
+        Raises:
+            OSError: if one of them could not; on every rank alike.
+            RuntimeError: if nothing is being written.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            msg = "no state is being written: call begin_save first"
+            raise RuntimeError(msg)
+        await self._on_thread(self._started.agree_on_write, saving.exception)
+
+    async def restore(self, directory: Path) -> None:
+        """Go on from a saved state, of any number of ranks, instead of the base model.
+
+        Raises:
+            RuntimeError: if gradients wait for a step.
+        """
+        await self._on_thread(self._started.restore, directory)
 
     async def export(self, path: Path) -> None:
         """Write model, config and tokenizer; `path` appears whole or not at all.

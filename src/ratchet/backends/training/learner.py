@@ -7,10 +7,13 @@ the other ranks. Plain blocking calls, one after another: `fsdp.py` gives them t
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from errno import EIO
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -28,11 +31,29 @@ from ratchet.backends.models import (
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.gradients import GradientPass
 from ratchet.backends.training.optimizer import Optimizer
+from ratchet.backends.training.saved_state import (
+    Part,
+    copy_parts,
+    read_parts,
+    saved_names,
+)
 from ratchet.backends.training.sharding import current_ranks, max_over_ranks, shard, whole
 from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
 from ratchet.config import Config
 from ratchet.errors import RunFailed
 from ratchet.types import Prompt
+
+
+class _Random(NamedTuple):
+    get: Callable[[], torch.Tensor]
+    set: Callable[[torch.Tensor], None]
+
+
+_RANDOM: Final = {
+    "cpu": _Random(torch.get_rng_state, torch.set_rng_state),
+    "cuda": _Random(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+}
+"""the generators whose state is saved, by the type of device"""
 
 
 class Learner:
@@ -123,6 +144,44 @@ class Learner:
     def read(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Return the full tensors, detached."""
         return [whole(self._weights[name]) for name in names]
+
+    def copy_state(self) -> dict[str, Part]:
+        """Copy what this rank writes of all that training goes on from."""
+        optimizer = {f"optimizer.{name}": t for name, t in self._optimizer.state().items()}
+        return copy_parts({**self._model_state(), **optimizer}, self._random_state(), self.ranks)
+
+    def agree_on_write(self, written: Callable[[], BaseException | None]) -> None:
+        """Wait until this rank and all others have written.
+
+        Raises:
+            OSError: if one of them could not; the same on all.
+        """
+        error = written()
+        number = error.errno or EIO if isinstance(error, OSError) else EIO if error else 0
+        worst = int(max_over_ranks(torch.tensor(number, device=self._device), self.ranks))
+        if worst:
+            raise OSError(worst, os.strerror(worst)) from error
+
+    def restore(self, directory: Path) -> None:
+        """Take on the state that was written into a directory, by any number of ranks."""
+        self._check_none_pending()
+        read_parts(self._model_state(), directory)
+        self._optimizer.restore(
+            lambda tensors: read_parts({f"optimizer.{n}": t for n, t in tensors.items()}, directory)
+        )
+        random = self._random_state()
+        if random.keys() <= saved_names(directory):  # else by fewer ranks, or on other devices
+            read_parts(random, directory)
+            for name, state in random.items():
+                _RANDOM[name.split(".")[1]].set(state)
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        names = [spec.name for spec in self.specs if spec.alias_of is None]
+        return {f"model.{name}": self._weights[name] for name in names}
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        kinds = {"cpu", self._device.type} & _RANDOM.keys()
+        return {f"random.{kind}.{self.ranks.rank}": _RANDOM[kind].get() for kind in sorted(kinds)}
 
     def export(self, path: Path) -> None:
         """Write a directory that appears whole or not at all; rank 0 looks and writes, as the other

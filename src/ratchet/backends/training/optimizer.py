@@ -10,7 +10,7 @@ rounding of a bfloat16 weight. The model's parameters are the rounded masters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn.utils import get_total_norm
 from ratchet.errors import RunFailed
 
 ADAM_EPSILON: Final = 1e-8
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
@@ -114,6 +115,43 @@ class Optimizer:
         """Forget the gradients."""
         for tensor in (*self._parameters, *self._masters):
             tensor.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next steps depend on beside the parameters, by name, without copies.
+
+        `steps` [parameters + 1] has the steps of each parameter that has taken one, and last those
+        of the learning-rate schedule.
+        """
+        tensors: dict[str, Tensor] = {}
+        steps = []
+        for number, (parameter, master) in enumerate(
+            zip(self._parameters, self._masters, strict=True)
+        ):
+            if master is not parameter:
+                tensors[f"{number:06d}.master"] = master.detach()
+            moments = self._adam.state[master]
+            steps.append(float(moments["step"]) if moments else 0.0)
+            for name in _MOMENTS if moments else ():
+                tensors[f"{number:06d}.{name}"] = moments[name]
+        return {"steps": torch.tensor([*steps, float(self._num_steps)]), **tensors}
+
+    def restore(self, read: Callable[[Mapping[str, Tensor]], None]) -> None:
+        """Take on a saved state; the parameters have theirs already.
+
+        Args:
+            read: fills named tensors with what `state` returned under these names.
+        """
+        steps = torch.zeros(len(self._parameters) + 1)
+        read({"steps": steps})
+        self._num_steps = int(steps[-1])
+        for master, taken in zip(self._masters, steps.tolist(), strict=False):
+            if taken:
+                self._adam.state[master] = {
+                    "step": torch.tensor(taken, device=master.device),
+                    **{name: torch.zeros_like(master) for name in _MOMENTS},
+                }
+        read({name: tensor for name, tensor in self.state().items() if name != "steps"})
+        self._largest_weight = self._measure_weights()
 
     def _stays_finite(self, lr: float) -> bool:
         largest = self._largest_weight

@@ -38,12 +38,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ratchet.backends.training.base import GradientReport, StepReport, TrainingBackend
 from ratchet.backends.training.channel import Channel, GlooChannel, Verdict
 from ratchet.backends.training.commands import (
+    BeginSave,
     Close,
     Command,
+    EndSave,
     Export,
     ForwardBackward,
     OptimizerStep,
     Read,
+    Restore,
     SkipStep,
     Start,
     WarmStart,
@@ -172,6 +175,18 @@ class Leader:
             self._lead, Read(tuple(names))
         ).result()
         return tensors
+
+    async def begin_save(self, directory: Path) -> None:
+        """Write the state from every rank."""
+        await self._all(BeginSave(str(directory)))
+
+    async def end_save(self) -> None:
+        """Wait until every rank has written."""
+        await self._all(EndSave())
+
+    async def restore(self, directory: Path) -> None:
+        """Go on from a saved state on every rank."""
+        await self._all(Restore(str(directory)))
 
     async def export(self, path: Path) -> None:
         """Write the model from rank 0."""

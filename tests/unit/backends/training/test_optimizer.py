@@ -1,4 +1,5 @@
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -120,3 +121,37 @@ def test_frozen_parameters_are_left_alone() -> None:
     optimizer = Optimizer([weight, frozen], lr=0.1, warmup_steps=0, weight_decay=0.5)
     assert take(optimizer, weight, [1.0])
     assert frozen.item() == 1.0
+
+
+def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
+    """Masters, moments and the schedule come back; a parameter without a step has none."""
+
+    def make() -> tuple[Optimizer, list[nn.Parameter]]:
+        weights = [parameter(1.0, dtype=torch.bfloat16), parameter(2.0)]
+        return Optimizer(weights, lr=1e-3, warmup_steps=4), weights
+
+    first, weights = make()
+    take(first, weights[0], [0.5])
+    take(first, weights[0], [-0.25])
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    assert saved["steps"].tolist() == [2.0, 0.0, 2.0]
+    copied = [weight.detach().clone() for weight in weights]
+
+    second, others = make()
+    with torch.no_grad():
+        for other, copy in zip(others, copied, strict=True):
+            other.copy_(copy)
+
+    def read(tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[name])
+
+    second.restore(read)
+    assert second.next_lr == first.next_lr
+    for value in (0.125, -1.0):
+        take(first, weights[0], [value])
+        take(second, others[0], [value])
+    state, other_state = first.state(), second.state()
+    assert state.keys() == other_state.keys()
+    assert all(torch.equal(state[name], other_state[name]) for name in state)
+    assert torch.equal(weights[0], others[0])
