@@ -50,6 +50,9 @@ class Curve:
             reward = metrics["reward_mean"]
             print(f"step {metrics['step']:3d} {'#' * round(60 * reward)} {reward:.2f}")
 
+    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Do without evaluations."""
+
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Say how it ended."""
         print(f"{summary['status']} after {summary['steps']} steps")

@@ -170,6 +170,23 @@ class TaskConfig(_Section):
     """ "module:function" that replaces the task's own score."""
     tasks: tuple[OneTaskConfig, ...] = ()
     """Several tasks at once, weighted."""
+    reward_isolation: Literal["auto", "process", "thread"] = "auto"
+    """Where rewards run: in processes that can be killed, or in threads of the rollout worker.
+    "auto" is threads for the tasks "copy" and "jsonl" with a score of their own. A run in one
+    process (`in_process`) has threads in any case.
+    """
+    reward_workers: Positive = 2
+    """Processes or threads per rollout worker; each scores one group at a time."""
+    reward_timeout_s: PositiveFloat = 30.0
+    """For one completion; a process that takes longer is killed, and its group fails. A thread is
+    held to `rollout.group_timeout_s` alone.
+    """
+    reward_max_mib: Positive = 4096
+    """Address space of a reward process."""
+    reward_env: tuple[str, ...] = ()
+    """Environment variables that rewards see beside PATH, HOME, locale, PYTHON* and the like; a key
+    that a reward needs is named here.
+    """
     fingerprint: str | None = None
     """Digest of the training prompts, filled in when a run starts. A run whose configuration has it
     trains on these prompts and on no others; "" is for any.
@@ -233,6 +250,10 @@ class BufferConfig(_Section):
     """ "capacity": issue prompts while there is room; what gets too old goes to the unused handler.
     "bounded": issue only what is sure to be trained within `max_staleness`.
     """
+    custom: str | None = None
+    """ "module:Class" that chooses the groups of a batch in place of first in, first out; see
+    `ratchet.actors.buffer_policy`.
+    """
     filters: tuple[str, ...] = ()
     """Finished groups that one of these rejects are dropped; the first to reject is the reason.
     "zero_spread": all rewards are equal, so there is no gradient. "too_short", "too_long": a
@@ -251,6 +272,10 @@ class BufferConfig(_Section):
     """Times that the unused handler issues a group again, whichever handler it is."""
     max_reissues: NonNegative = 3
     """Times that a group is issued again because its worker died or let the lease end."""
+    batch_filter: str | None = None
+    """ "module:function" (groups of a batch -> for each a list of bools, one per rollout): the
+    trainer leaves the rollouts with a True out of its step.
+    """
     lease_s: PositiveFloat = 180.0
 
     @field_validator("filters")
@@ -267,6 +292,14 @@ class BufferConfig(_Section):
     @classmethod
     def _known_handler(cls, value: str) -> str:
         return _check_choice(value, get_args(UnusedName))
+
+    @field_validator("batch_filter")
+    @classmethod
+    def _own_function(cls, value: str | None) -> str | None:
+        if value is not None and ":" not in value:
+            msg = f'{value!r} is not of the form "module:function"'
+            raise ValueError(msg)
+        return value
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
@@ -530,6 +563,13 @@ class Config(_Section):
                 f" floor({self.buffer.capacity_factor} x {self.buffer.batch_groups}) ="
                 f" {self.buffer.capacity} groups can never hold a batch of"
                 f" {self.buffer.batch_groups}; use a capacity_factor of at least 1"
+            )
+            raise ValueError(msg)
+        if self.buffer.custom is not None and self.buffer.admission == "bounded":
+            msg = (
+                f'buffer.custom = {self.buffer.custom!r} cannot go with admission = "bounded": that'
+                " nothing gets too old is proved of batches first in, first out; use admission ="
+                ' "capacity"'
             )
             raise ValueError(msg)
         least = self._least_batch_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ratchet.messages import Message
@@ -17,7 +17,7 @@ class RecordedRef:
         self.name = name
         self.told: list[Message] = []
         self.watchers: list[Recipient] = []
-        self.answer: Callable[[Any], Message] | None = None
+        self.answer: Callable[[Any], Message | Awaitable[Message]] | None = None
 
     def tell(self, message: Message) -> None:
         self.told.append(message)
@@ -31,7 +31,8 @@ class RecordedRef:
         await asyncio.sleep(0)
         if self.answer is None:
             raise AssertionError(f"{self.name} was asked {message} within {timeout} s")
-        return self.answer(message)
+        reply = self.answer(message)
+        return reply if isinstance(reply, Message) else await reply
 
     def watch(self, watcher: Recipient) -> None:
         self.watchers.append(watcher)

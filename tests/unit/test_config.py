@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.config import small_config
 
 from ratchet.config import Config, load_config, parse_config
 from ratchet.errors import ConfigError
@@ -94,6 +95,17 @@ def test_it_cannot_be_changed() -> None:
         ("model.lora.target_modules=['']", ["model.lora.target_modules", "['']", "all-linear"]),
         ("name=../up", ["name", "'../up'"]),
         ("buffer.max_staleness=-1", ["buffer.max_staleness = -1"]),
+        ("buffer.filters=['zero']", ["buffer.filters", "'zero'", "zero_spread", "module:function"]),
+        ("buffer.filters=['truncated', 'truncated']", ["buffer.filters", "'truncated'", "twice"]),
+        ("buffer.filters=['too_long']", ["max_tokens = None", "'too_long' is in", "both"]),
+        ("buffer.filters=['too_short']", ["min_tokens = None", "'too_short' is in", "both"]),
+        ("buffer.min_tokens=3", ["min_tokens = 3", "'too_short' is not in", "both or neither"]),
+        ("buffer.drop_zero_spread=true", ["'buffer.drop_zero_spread'", "known here"]),
+        ("buffer.unused=later", ["buffer.unused", "'later'", "drop, retry, mask", "function"]),
+        (
+            "buffer={batch_groups=4, filters=['too_short','too_long'], min_tokens=3, max_tokens=2}",
+            ["min_tokens = 3", "max_tokens = 2", "every group"],
+        ),
     ],
 )
 def test_a_mistake_names_the_field_the_value_and_the_way_out(
@@ -133,6 +145,13 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_config(broken)
 
 
+def test_rewards_without_a_spread_cannot_be_the_rule(file: Path) -> None:
+    alone = ["rollout.group_size=1", "algorithm.advantage=mean"]
+    load_config(file, alone)
+    with pytest.raises(ConfigError, match=r"group_size = 1 cannot go with \"zero_spread\""):
+        load_config(file, [*alone, "buffer.filters=['zero_spread']"])
+
+
 def test_groups_per_worker_fill_the_capacity() -> None:
     config = Config.model_validate(
         parse_config({**MINIMAL, "rollout": {"max_tokens": 5, "num_workers": 3}}).model_dump()
@@ -144,3 +163,13 @@ def test_groups_per_worker_fill_the_capacity() -> None:
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda p: p.stem)
 def test_every_recipe_is_valid(recipe: Path) -> None:
     assert load_config(recipe).name == recipe.stem
+
+
+def test_an_evaluation_beside_training_needs_prompts_and_ends_before_the_run_gives_up() -> None:
+    with pytest.raises(ConfigError, match=r"eval: eval\.every_steps = 5 has nothing to evaluate"):
+        small_config(eval={"every_steps": 5})
+    beside = {"num_prompts": 3, "every_steps": 5, "timeout_s": 200.0}
+    with pytest.raises(ConfigError, match=r"rollout\.group_timeout_s = 320\.0 is longer than"):
+        small_config(eval=beside)
+    assert small_config(eval=beside | {"engines": "own"}).eval.num_workers == 1
+    assert small_config(eval=beside | {"every_steps": 0}).eval.engines == "shared"

@@ -1,16 +1,17 @@
 """Evaluation of one version on held-out prompts, spread over the engines that hold it.
 
 Consumes the engines' replies to `EvaluatePolicy`, produces one `Evaluation`; waits for each engine
-until `eval.timeout_s`. Every engine checks that each token came from the version asked for, so a
-result belongs to one version or does not exist. A failed prompt is counted apart, never as a zero.
+until `eval.timeout_s` and a little more. Every engine checks that each token came from the version
+asked for, so a result belongs to one version or does not exist. A failed prompt is counted apart,
+never as a zero.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from ratchet.actors.transfer import AskFunction
 from ratchet.config import EvalConfig
@@ -18,59 +19,74 @@ from ratchet.errors import RatchetError
 from ratchet.messages import EvaluatePolicy, PolicyEvaluated
 from ratchet.observability.logs import Log
 from ratchet.transport.mailbox.base import Directory
-from ratchet.types import PolicyVersion
+from ratchet.types import PolicyVersion, RoleInfo
+
+REPLY_S: Final = 5.0
+"""An engine's reply may come this much later than `eval.timeout_s`: it has what was scored."""
 
 
 class Evaluation(NamedTuple):
     """The mean reward of one version on held-out prompts."""
 
     version: PolicyVersion
-    accuracy: float
-    """mean reward over the prompts that could be scored"""
+    accuracy: float | None
+    """mean reward over the prompts that could be scored; None if none could"""
     num_prompts: int
     """prompts that were scored"""
     num_failed: int
 
 
+def _ignore(_: RoleInfo) -> None:
+    pass
+
+
 async def evaluate(
     version: PolicyVersion,
-    engines: Sequence[str],
+    engines: Sequence[RoleInfo],
     *,
-    num_prompts: int,
     config: EvalConfig,
     directory: Directory,
     ask: AskFunction,
     log: Log,
-) -> Evaluation | None:
-    """Score the first `num_prompts` held-out prompts; None if no engine could."""
+    ended: Callable[[RoleInfo], None] = _ignore,
+) -> Evaluation:
+    """Score the first `eval.num_prompts` held-out prompts.
+
+    Args:
+        version: what the engines hold.
+        engines: each gets a share of the prompts.
+        config: how.
+        directory: where the engines are found.
+        ask: asks them.
+        log: told of an engine that fails; its prompts count as failed.
+        ended: called as each engine is done, or given up: it may take another version.
+    """
+    num_prompts = config.num_prompts
     share = math.ceil(num_prompts / max(1, len(engines)))
-    requests = [
-        EvaluatePolicy(
-            version,
-            first=first,
-            count=min(share, num_prompts - first),
-            samples=config.samples,
-            temperature=config.temperature,
-        )
-        for first in range(0, num_prompts, share)
-    ]
+
+    async def ask_share(index: int, engine: RoleInfo) -> PolicyEvaluated | None:
+        first = index * share
+        count = min(share, num_prompts - first)
+        request = EvaluatePolicy(version, first, count, config.samples, config.temperature)
+        try:
+            if count <= 0:
+                return None
+            return await ask(
+                directory.ref(engine.name), request, timeout=config.timeout_s + REPLY_S
+            )
+        finally:
+            ended(engine)
+
     replies = await asyncio.gather(
-        *(
-            ask(directory.ref(engine), request, timeout=config.timeout_s)
-            for engine, request in zip(engines, requests, strict=False)
-        ),
-        return_exceptions=True,
+        *(ask_share(index, engine) for index, engine in enumerate(engines)), return_exceptions=True
     )
     rewards: list[float] = []
-    for engine, reply in zip(engines, replies, strict=False):
+    for engine, reply in zip(engines, replies, strict=True):
         if isinstance(reply, PolicyEvaluated):
             rewards += [reward for reward in reply.rewards if reward is not None]
         elif isinstance(reply, RatchetError):
-            log.warning("evaluation_failed", engine=engine, version=version, detail=str(reply))
-        else:
+            log.warning("evaluation_failed", engine=engine.name, version=version, detail=str(reply))
+        elif reply is not None:
             raise reply
-    if not rewards:
-        return None
-    return Evaluation(
-        version, math.fsum(rewards) / len(rewards), len(rewards), num_prompts - len(rewards)
-    )
+    accuracy = math.fsum(rewards) / len(rewards) if rewards else None
+    return Evaluation(version, accuracy, len(rewards), num_prompts - len(rewards))

@@ -17,7 +17,7 @@ those that the newer version is offered to, and is offered it again if that fail
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -48,6 +48,30 @@ class WeightSnapshot(Protocol):
     def reading(self, version: PolicyVersion) -> AbstractContextManager[None]:
         """Give the sender this version, the newest taken, as long as the context lasts."""
         ...
+
+
+class Pins(Protocol):
+    """Who keeps engines to the version that they hold."""
+
+    def pinned(self, engine: RoleInfo) -> bool:
+        """Whether the engine is not to be offered another version now."""
+        ...
+
+    def live(self, version: PolicyVersion, holders: Sequence[RoleInfo]) -> None:
+        """Hear that a version is live, before any engine is offered another one."""
+        ...
+
+
+class NoPins:
+    """Implements `Pins`: every engine takes every version."""
+
+    def pinned(self, engine: RoleInfo) -> bool:
+        """Return False."""
+        del engine
+        return False
+
+    def live(self, version: PolicyVersion, holders: Sequence[RoleInfo]) -> None:
+        """Do nothing."""
 
 
 class Published(NamedTuple):
@@ -91,6 +115,7 @@ class Publisher:
         self.holders: dict[str, RoleInfo] = {}
         """The engines that hold the live version."""
         self.snapshot = snapshot
+        self.pins: Pins = NoPins()
         self._base: PolicyVersion | None = None
         self._offer: _Offer | None = None
         """the weights in hand"""
@@ -194,6 +219,8 @@ class Publisher:
                     return None
                 if self.holders.get(engine.name) == engine:
                     return Published(self.live, (engine.name,))
+                if self.pins.pinned(engine):  # and offered it when it is so no more
+                    return Published(self.live)
                 return await self._catch_up(engine, self.live, cut)
 
     async def _transfer(self, offer: _Offer) -> Published:
@@ -213,14 +240,17 @@ class Publisher:
 
     async def _publish(self, offer: _Offer, snapshot_s: float) -> Published:
         started = self._now()
-        version, step, engines = offer
+        version, step, offered = offer
+        engines = [engine for engine in offered if not self.pins.pinned(engine)]
         with self._reading(version):
             done = await self._transfers.run(self.term, version, step, engines)
         if done.loaded:
             digest = next(iter(done.loaded.values())).digest
             await self._ask_registry(CommitVersion(self.term, version, digest))
+            self.pins.live(version, tuple(done.loaded))
         else:
-            reason = "; ".join(done.failed.values()) or "no engine is alive"
+            nobody = "every engine evaluates" if offered else "no engine is alive"
+            reason = "; ".join(done.failed.values()) or nobody
             await self._ask_registry(BurnVersion(self.term, version, reason))
         if offer is self._offer:  # else a step was taken meanwhile: these are not in hand any more
             if done.loaded:

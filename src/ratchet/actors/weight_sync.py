@@ -113,6 +113,7 @@ class WeightSync:
         published = await self._publisher.catch_up(engine)
         if published is None:
             self._publish_again()
+            self._offer_later(engine)  # a transfer that just ends may not have been for it
             return
         if published.metrics:
             self._metrics.caught_up()
@@ -133,6 +134,9 @@ class WeightSync:
 
     def _offer_again(self, published: Published) -> None:
         for engine in published.failed:
-            if engine not in self._offers:
-                self._offers.add(engine)
-                self._after(_RETRY_S, SyncEngine(engine))
+            self._offer_later(engine)
+
+    def _offer_later(self, engine: RoleInfo) -> None:
+        if engine not in self._offers:
+            self._offers.add(engine)
+            self._after(_RETRY_S, SyncEngine(engine))

@@ -43,6 +43,11 @@ class RunDirectory:
         return self.root / "metrics.jsonl"
 
     @property
+    def evals(self) -> Path:
+        """One line an evaluation, by the trainer."""
+        return self.root / "evals.jsonl"
+
+    @property
     def summary(self) -> Path:
         """How the run ended, by the trainer."""
         return self.root / "summary.json"

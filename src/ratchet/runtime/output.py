@@ -21,10 +21,17 @@ class RunOutput:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._metrics = MetricsWriter(run.metrics)
+        self._evaluations: MetricsWriter | None = None
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         self._metrics.write(metrics)
+
+    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Append one line to evals.jsonl, which the first one makes."""
+        if self._evaluations is None:
+            self._evaluations = MetricsWriter(self._run.evals)
+        self._evaluations.write(evaluation)
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, whole or not at all."""

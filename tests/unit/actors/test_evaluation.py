@@ -8,11 +8,12 @@ import pytest
 from tests.helpers.actors import RecordingLog
 from tests.helpers.refs import RecordedDirectory
 
-from ratchet.actors.evaluation import Evaluation, evaluate
+from ratchet.actors.evaluation import REPLY_S, Evaluation, evaluate
 from ratchet.config import EvalConfig
 from ratchet.errors import ActorDead, VersionError
 from ratchet.messages import EvaluatePolicy, Message, PolicyEvaluated
 from ratchet.transport.mailbox.base import Ref
+from ratchet.types import RoleInfo
 
 CONFIG = EvalConfig(num_prompts=10, samples=3, temperature=0.5, timeout_s=9.0)
 Answer = Callable[[EvaluatePolicy], Message]
@@ -29,29 +30,32 @@ def fails(error: Exception) -> Answer:
     return answer
 
 
-def run(
-    engines: dict[str, Answer], num_prompts: int = 10
-) -> tuple[Evaluation | None, list[EvaluatePolicy], RecordingLog]:
+def run(engines: dict[str, Answer]) -> tuple[Evaluation, list[EvaluatePolicy], RecordingLog]:
     asked: list[EvaluatePolicy] = []
     log = RecordingLog()
 
     async def ask(ref: Ref, message: Any, *, timeout: float | None = None) -> Any:
-        assert timeout == CONFIG.timeout_s
+        assert timeout == CONFIG.timeout_s + REPLY_S
         asked.append(message)
         return engines[ref.name](message)
 
-    async def main() -> Evaluation | None:
+    ended: list[str] = []
+
+    async def main() -> Evaluation:
+        roles = [RoleInfo("rollout", name, "a") for name in engines]
         return await evaluate(
             7,
-            list(engines),
-            num_prompts=num_prompts,
+            roles,
             config=CONFIG,
             directory=RecordedDirectory(),
             ask=ask,
             log=log,
+            ended=lambda engine: ended.append(engine.name),
         )
 
-    return asyncio.run(main()), asked, log
+    found = asyncio.run(main())
+    assert sorted(ended) == sorted(engines)
+    return found, asked, log
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 3, 4, 10, 13])
@@ -80,8 +84,9 @@ def test_an_engine_that_is_lost_costs_its_prompts_and_says_so() -> None:
 
 
 def test_no_result_is_none_not_zero() -> None:
-    assert run({"r0": fails(ActorDead("gone")), "r1": all_of(None)})[0] is None
-    assert run({})[0] is None
+    nothing = Evaluation(7, accuracy=None, num_prompts=0, num_failed=10)
+    assert run({"r0": fails(ActorDead("gone")), "r1": all_of(None)})[0] == nothing
+    assert run({})[0] == nothing
 
 
 def test_what_nobody_expected_is_raised() -> None:
