@@ -1,4 +1,4 @@
-"""Trajectories of several turns: what a worker asks of engine and environment, and what it makes."""
+"""Trajectories of several turns: what engine and environment are asked, and what comes of it."""
 
 from __future__ import annotations
 
