@@ -91,7 +91,17 @@ class PromptTooLong(GenerationFailed):
 
 
 class RewardFailed(RatchetError):  # noqa: N818
-    """The reward function raised, or returned something that is not a finite number."""
+    """The reward function raised, or returned something that is not a finite number.
+
+    Args:
+        text: what happened.
+        reason: of the group's failure: "reward_timeout" | "reward_raised" | "reward_exited" |
+            "reward_forked" | "reward_memory" | "reward_invalid", or "reward" where nobody knows.
+    """
+
+    def __init__(self, text: str = "", reason: str = "reward") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 _WIRE: Final[dict[str, type[RatchetError]]] = {

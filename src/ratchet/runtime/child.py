@@ -23,6 +23,7 @@ import msgspec
 
 from ratchet.actors.restarts import End
 from ratchet.observability.logs import Log
+from ratchet.runtime.exits import when_exited
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.tree import role_end
 
@@ -31,19 +32,6 @@ _KILL_S: Final = 1.0
 
 _REAPER: Final = Path(__file__).with_name("reaper.py")
 _READ_BYTES: Final = 65536
-
-
-def when_exited(pid: int, then: Callable[[], None]) -> None:
-    """Call `then` on the running loop once a child has exited, before anybody reaps it."""
-    loop = asyncio.get_running_loop()
-    watched = os.pidfd_open(pid)
-
-    def exited() -> None:
-        loop.remove_reader(watched)
-        os.close(watched)
-        then()
-
-    loop.add_reader(watched, exited)
 
 
 class Reaper:

@@ -1,26 +1,61 @@
-"""Rewards away from the event loop: a thread calls the task, and the loop goes on.
+"""Where rewards run: in processes that can be killed, or in threads of the rollout worker.
 
-Consumes a prompt and completions, produces rewards or `RewardFailed`; waits for the user's code, as
-long as the group's own deadline allows.
+Consumes `[task]` of the configuration, produces a `Scorer`; waits for nothing. A thread costs less
+and cannot be ended: a reward that never returns holds it, and what it leaks is the worker's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Real
-from typing import TypeVar
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
-from ratchet.errors import RewardFailed
-from ratchet.tasks.base import Conversation, MultiTurnTask, Step, Task
+from ratchet.actors.generation import Scorer
+from ratchet.config import Config, TaskConfig
+from ratchet.observability.logs import Log
+from ratchet.runtime.judge import judge, max_turns, take_step
+from ratchet.runtime.reward_pool import ProcessScorer
+from ratchet.tasks.base import Conversation, Step, Task
 from ratchet.types import Prompt
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_COMPARES_TEXT: Final = frozenset({"copy", "jsonl"})
+"""Built-in tasks whose own score is a few microseconds of code that is all ours."""
+
+
+def open_scorer(config: Config, task: Task, *, in_process: bool, log: Log) -> Scorer:
+    """Return the scorer of a rollout worker, on the running loop.
+
+    Args:
+        config: of the run.
+        task: as it is built here; processes build their own.
+        in_process: whether the whole run is in this process, where a reward need not be importable.
+        log: of the worker.
+
+    Raises:
+        TaskError: if a variable of `task.reward_env` is not set.
+    """
+    if in_process or not _in_processes(config.task):
+        return ThreadScorer(task, config.task.reward_workers)
+    return ProcessScorer(config, task, environ=os.environ, log=log)
+
+
+def _in_processes(task: TaskConfig) -> bool:
+    if task.reward_isolation == "auto":
+        parts = task.tasks or (task,)
+        return bool(task.reward) or any(
+            part.reward or part.name not in _COMPARES_TEXT for part in parts
+        )
+    return task.reward_isolation == "process"
 
 
 class ThreadScorer:
-    """Scores one group per call of a thread."""
+    """Implements `Scorer`: a call of a thread for a group, or for a step."""
 
     def __init__(self, task: Task, num_threads: int = 2) -> None:
         self._task = task
@@ -30,72 +65,33 @@ class ThreadScorer:
         """Return one reward per completion.
 
         Raises:
-            RewardFailed: if the reward raised, or did not return a number.
+            RewardFailed: with the reason.
         """
-        loop = asyncio.get_running_loop()
-        score = self._task.score
-        return await loop.run_in_executor(self._threads, _rewards, score, prompt, completions)
+        return await self._run(self._rewards, prompt, completions)
 
     def max_turns(self, prompt: Prompt) -> int:
         """Return how many turns the policy has at most."""
-        return self._task.max_turns(prompt) if isinstance(self._task, MultiTurnTask) else 1
+        return max_turns(self._task, prompt)
 
     async def step(self, prompt: Prompt, conversation: Conversation) -> Step:
-        """Answer the last turn; only where `max_turns` is more than 1.
-
-        Raises:
-            RewardFailed: if the environment raised, or did not return a `Step`.
-        """
-        loop = asyncio.get_running_loop()
-        step = self._environment.step
-        answer = await loop.run_in_executor(self._threads, _call, step, prompt, conversation)
-        if not isinstance(answer, Step):
-            msg = f"the environment of prompt {prompt.prompt_id} returned {answer!r}, not a Step"
-            raise RewardFailed(msg)
-        return answer
+        """Answer the last turn, where `max_turns` is more than 1; raises as `score`."""
+        return await self._run(take_step, self._task, prompt, conversation)
 
     async def score_conversations(
         self, prompt: Prompt, conversations: Sequence[Conversation]
     ) -> list[float]:
         """Return one reward per conversation; raises as `score`."""
-        loop = asyncio.get_running_loop()
-        score = self._environment.score_conversation
-        return await loop.run_in_executor(self._threads, _rewards, score, prompt, conversations)
+        return await self._run(self._rewards, prompt, conversations)
 
     def close(self) -> None:
         """Begin nothing more; the threads end with what they run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def _environment(self) -> MultiTurnTask:
-        if not isinstance(self._task, MultiTurnTask):
-            msg = f"{self._task!r} is a task of one turn"
-            raise TypeError(msg)
-        return self._task
+    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-
-def _rewards(
-    score: Callable[[Prompt, T], object], prompt: Prompt, answers: Sequence[T]
-) -> list[float]:
-    return [_reward(score, prompt, answer) for answer in answers]
-
-
-def _reward(score: Callable[[Prompt, T], object], prompt: Prompt, answer: T) -> float:
-    reward = _call(score, prompt, answer)
-    # a bool is a number to Python, and a usual reward; numpy's numbers are `Real` as well
-    if not isinstance(reward, Real):
-        msg = f"the reward of prompt {prompt.prompt_id} is {reward!r}, not a number"
-        raise RewardFailed(msg)
-    try:
-        return float(reward)
-    except OverflowError:
-        msg = f"the reward of prompt {prompt.prompt_id} is too large for a float"
-        raise RewardFailed(msg) from None
-
-
-def _call(function: Callable[[Prompt, T], object], prompt: Prompt, argument: T) -> object:
-    try:
-        return function(prompt, argument)
-    except (Exception, SystemExit) as error:  # sys.exit() in a reward does not end the worker
-        msg = f"the reward of prompt {prompt.prompt_id} raised {type(error).__name__}: {error}"
-        raise RewardFailed(msg) from error
+    def _rewards(
+        self, prompt: Prompt, answers: Sequence[str] | Sequence[Conversation]
+    ) -> list[float]:
+        return [judge(self._task, prompt, answer) for answer in answers]

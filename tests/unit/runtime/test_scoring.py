@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.actors import RecordingLog
+from tests.helpers.config import small_config
+from tests.helpers.rewards import Guessing
 
 from ratchet.errors import RewardFailed
+from ratchet.runtime import scoring
 from ratchet.runtime.scoring import ThreadScorer
-from ratchet.tasks.base import Split
+from ratchet.tasks.base import Conversation, Split, Step
 from ratchet.types import Prompt
 
 PROMPT = Prompt("p7", "1>")
+REWARD = "module:reward"
 
 
 class Task:
@@ -48,20 +53,38 @@ def test_every_kind_of_real_number_is_a_reward(value: Any, reward: float) -> Non
     assert type(found) is float
 
 
-def test_what_is_not_finite_is_for_the_actor_to_judge() -> None:
-    assert math.isnan(score(lambda *_: math.nan)[0])
-    assert score(lambda *_: math.inf) == [math.inf]
+class Odd(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no number after all")
 
 
-@pytest.mark.parametrize("value", [None, "1.0", [1.0], 1j, np.ones(2)])
-def test_anything_else_is_a_failure_that_names_prompt_and_value(value: Any) -> None:
-    with pytest.raises(RewardFailed, match=r"p7 is .*, not a number"):
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "None, not a number"),
+        ("1.0", "'1.0', not a number"),
+        ([1.0], "not a number"),
+        (1j, "not a number"),
+        (np.ones(2), "not a number"),
+        ("9" * 10_000, "'9+\\.\\.\\.9+', not a number"),
+        (math.nan, "nan, which is not finite"),
+        (-math.inf, "-inf, which is not finite"),
+        (Mute(), "<Mute instance at .*>, not a number"),
+        (10**400, "too large for a float"),
+        (Odd(1.0), "breaks when it is made one: no number after all"),
+    ],
+    ids=range(11),
+)
+def test_anything_else_is_a_failure_that_names_prompt_and_value(value: Any, words: str) -> None:
+    with pytest.raises(RewardFailed, match=f"p7 is .*{words}") as failed:
         score(lambda *_: value)
-
-
-def test_a_number_too_large_is_a_failure_not_the_end() -> None:
-    with pytest.raises(RewardFailed, match="p7 is too large"):
-        score(lambda *_: 10**400)
+    assert failed.value.reason == "reward_invalid"
+    assert len(str(failed.value)) < 200
 
 
 def raises(error: BaseException) -> Callable[[Prompt, str], float]:
@@ -72,17 +95,24 @@ def raises(error: BaseException) -> Callable[[Prompt, str], float]:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "reason", "words"),
     [
-        (ValueError("cannot judge"), "ValueError: cannot judge"),
-        (TimeoutError("slow"), "TimeoutError: slow"),
-        (StopIteration(), "StopIteration"),
-        (SystemExit(3), "SystemExit: 3"),
+        (ValueError("cannot judge"), "raised", "raised ValueError: cannot judge"),
+        (TimeoutError("slow"), "raised", "raised TimeoutError: slow"),
+        (StopIteration(), "raised", "raised StopIteration"),
+        (asyncio.CancelledError(), "raised", "raised CancelledError"),
+        (KeyboardInterrupt(), "raised", "raised KeyboardInterrupt"),
+        (RewardFailed("no answer"), "raised", "raised RewardFailed: no answer"),
+        (SystemExit(3), "exited", "exited: SystemExit: 3"),
+        (MemoryError(), "memory", "ran out of memory"),
     ],
 )
-def test_a_reward_that_raises_or_exits_is_a_failure(error: BaseException, words: str) -> None:
-    with pytest.raises(RewardFailed, match=f"reward of prompt p7 raised {words}"):
+def test_a_reward_that_raises_or_exits_is_a_failure(
+    error: BaseException, reason: str, words: str
+) -> None:
+    with pytest.raises(RewardFailed, match=f"reward of prompt p7 {words}") as failed:
         score(raises(error))
+    assert failed.value.reason == f"reward_{reason}"
 
 
 def test_sys_exit_in_a_reward_leaves_the_scorer_usable() -> None:
@@ -131,3 +161,45 @@ def test_a_closed_scorer_ends_its_threads_with_what_they_run() -> None:
         assert not thread.is_alive()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("task", "in_process", "processes"),
+    [
+        ({"name": "copy"}, False, False),
+        ({"name": "copy", "reward": REWARD}, False, True),
+        ({"name": "copy", "reward": REWARD}, True, False),
+        ({"name": "copy", "reward": REWARD, "reward_isolation": "thread"}, False, False),
+        ({"name": "copy", "reward_isolation": "process"}, False, True),
+        ({"name": "reasoning-gym"}, False, True),
+        ({"name": "module:Task"}, False, True),
+        ({"tasks": [{"name": "copy"}, {"name": "jsonl"}]}, False, False),
+        ({"tasks": [{"name": "copy"}, {"name": "jsonl", "reward": REWARD}]}, False, True),
+    ],
+)
+def test_code_that_is_not_ours_runs_in_processes(
+    task: dict[str, Any], in_process: bool, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "ProcessScorer", lambda *_, **__: None)
+    copy = {"name": "mixture", "args": {}}
+    config = small_config(task=copy | task)
+    own = Task(lambda *_: 1.0)
+    scorer = scoring.open_scorer(config, own, in_process=in_process, log=RecordingLog())
+    assert (scorer is None) is processes
+    assert processes or isinstance(scorer, ThreadScorer)
+
+
+def test_the_environment_of_a_task_of_several_turns_is_held_to_its_protocol() -> None:
+    prompt, talk = Prompt("train0", "train0"), Conversation(("a",), state=1)
+
+    async def main() -> None:
+        with contextlib.closing(ThreadScorer(Guessing())) as scorer:
+            assert scorer.max_turns(prompt) == 3
+            assert await scorer.step(prompt, talk) == Step("more", 2)
+            assert await scorer.score_conversations(prompt, [talk]) == [1.0]
+            with pytest.raises(RewardFailed, match="train0 returned None, not a Step") as failed:
+                await scorer.step(prompt, Conversation(("nothing",)))
+            assert failed.value.reason == "reward_invalid"
+
+    asyncio.run(main())
+    assert ThreadScorer(Task(lambda *_: 1.0)).max_turns(prompt) == 1
