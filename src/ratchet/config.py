@@ -444,6 +444,15 @@ class EvalConfig(_Section):
         return self
 
 
+class CheckpointConfig(_Section):
+    """All that training goes on from, written beside it."""
+
+    every_steps: NonNegative = 50
+    """0 writes none. There is one more after the last step."""
+    keep: Positive = 2
+    """The newest ones stay."""
+
+
 class TlsConfig(_Section):
     """Mutual TLS between hosts: every node shows a certificate that the run's own authority has
     signed. All three are PEM files.
@@ -541,6 +550,7 @@ class Config(_Section):
     trainer: TrainerConfig
     weights: WeightsConfig = WeightsConfig()
     eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @model_validator(mode="after")

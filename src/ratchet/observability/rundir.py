@@ -68,6 +68,11 @@ class RunDirectory:
         return self.root / "base"
 
     @property
+    def checkpoints(self) -> Path:
+        """What training goes on from, by the trainer."""
+        return self.root / "checkpoints"
+
+    @property
     def model(self) -> Path:
         """The trained model, by the trainer, at the end."""
         return self.root / "model"

@@ -1,13 +1,13 @@
 """Checkpoints: a directory each, whole or not there, whatever ends the process or the machine.
 
-Consumes the files that a `fill` writes and the facts they belong to; produces `version-N/` with a
-manifest; waits for the disk.
+Consumes files, written between `begin` and `finish`, and the facts they belong to; produces
+`version-N/` with a manifest; waits for the disk.
 
 A checkpoint is written under another name, each file of it synced, then the manifest with the
 length and SHA-256 of each, then the directory; only then is it renamed, and the directory above
 synced. So what has the right name has everything, also after a power cut. Old ones are removed only
 after the new one is whole, by renaming them first: a checkpoint that is removed half way has no
-right name any more. What a crash leaves under other names is removed by the next `save`.
+right name any more. What a crash leaves under other names is removed by the next `begin`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -119,7 +118,7 @@ class Checkpoints:
     """The checkpoints of one run; there is one writer.
 
     Args:
-        root: directory of the checkpoints; made by the first `save`.
+        root: directory of the checkpoints; made by the first `begin`.
         keep: how many stay, the newest ones.
         disk: where the order of writing matters.
     """
@@ -129,33 +128,46 @@ class Checkpoints:
         self._keep = keep
         self._disk = disk or Disk()
 
-    def save(self, facts: CheckpointFacts, fill: Callable[[Path], None]) -> Checkpoint:
-        """Write a checkpoint with the files that `fill` writes into the directory it is given, then
-        remove the oldest beyond `keep`.
+    def begin(self, version: PolicyVersion) -> Path:
+        """Return an empty directory for the files of a checkpoint.
 
         Raises:
-            FileExistsError: if there is one of this version.
-            OSError: if it cannot be written; the others stay as they are.
+            FileExistsError: if there is a checkpoint of this version.
+            OSError: if it cannot be made.
         """
-        path = self._root / f"version-{facts.version:08d}"
+        path = self._path(version)
         if path.exists():
             msg = f"{path} is there already"
             raise FileExistsError(msg)
         self._root.mkdir(parents=True, exist_ok=True)
         self._clear()
-        unfinished = self._root / f"{_UNFINISHED}{path.name}"
+        unfinished = self._unfinished(version)
         unfinished.mkdir()
-        try:
-            fill(unfinished)
-            files = self._seal(unfinished, facts)
-            self._disk.rename(unfinished, path)
-        except Exception:
-            shutil.rmtree(unfinished, ignore_errors=True)  # else the next one removes it
-            raise
+        return unfinished
+
+    def finish(self, facts: CheckpointFacts) -> Checkpoint:
+        """Make what was begun and written a checkpoint, then remove the oldest beyond `keep`.
+
+        Raises:
+            OSError: if that fails; the others stay as they are.
+        """
+        unfinished, path = self._unfinished(facts.version), self._path(facts.version)
+        files = self._seal(unfinished, facts)
+        self._disk.rename(unfinished, path)
         self._disk.sync(self._root)
         for old in self.whole()[: -self._keep]:
             self._remove(old.path)
         return Checkpoint(path, facts, files)
+
+    def abandon(self, version: PolicyVersion) -> None:
+        """Remove what was begun; what cannot be removed now is by the next `begin`."""
+        shutil.rmtree(self._unfinished(version), ignore_errors=True)
+
+    def _path(self, version: PolicyVersion) -> Path:
+        return self._root / f"version-{version:08d}"
+
+    def _unfinished(self, version: PolicyVersion) -> Path:
+        return self._root / f"{_UNFINISHED}{self._path(version).name}"
 
     def whole(self) -> tuple[Checkpoint, ...]:
         """Return every checkpoint, by version; their files are not read.

@@ -70,8 +70,12 @@ class TrainingBackend(WeightSource, Protocol):
         """
         ...
 
+    async def written(self) -> None:
+        """Wait until this rank has written, or could not; others may train meanwhile."""
+        ...
+
     async def end_save(self) -> None:
-        """Wait until every rank has written.
+        """Wait until every rank has written; after `written` that is soon.
 
         Raises:
             OSError: if one of them could not.

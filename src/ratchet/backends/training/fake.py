@@ -128,6 +128,9 @@ class FakeBackend:
         """Write "w" at once."""
         _write(directory, {NAME: self._started.tolist()}, new=False)
 
+    async def written(self) -> None:
+        """It is written."""
+
     async def end_save(self) -> None:
         """It is written."""
 

@@ -162,6 +162,11 @@ class FsdpBackend:
         ranks = self._started.ranks
         self._saving = self._writer.submit(write_parts, parts, directory, ranks)
 
+    async def written(self) -> None:
+        """Wait until this rank has written, or could not."""
+        if self._saving is not None:
+            await asyncio.wait([asyncio.wrap_future(self._saving)])
+
     async def end_save(self) -> None:
         """Wait until every rank has written.
 
@@ -169,6 +174,7 @@ class FsdpBackend:
             OSError: if one of them could not; on every rank alike.
             RuntimeError: if nothing is being written.
         """
+        await self.written()  # not on the torch thread: others train there meanwhile
         saving, self._saving = self._saving, None
         if saving is None:
             msg = "no state is being written: call begin_save first"

@@ -180,8 +180,13 @@ class Leader:
         """Write the state from every rank."""
         await self._all(BeginSave(str(directory)))
 
+    async def written(self) -> None:
+        """Wait until rank 0 has written, while all ranks train."""
+        await self._backend.written()
+
     async def end_save(self) -> None:
         """Wait until every rank has written."""
+        await self.written()
         await self._all(EndSave())
 
     async def restore(self, directory: Path) -> None:

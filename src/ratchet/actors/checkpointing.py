@@ -1,0 +1,129 @@
+"""Checkpoints beside training: begun between two steps, written while the next ones are taken.
+
+Consumes the weights in hand after each step; produces a checkpoint every `checkpoint.every_steps`
+of them, and one at the end. The training task waits only while the state is copied; a child task
+waits for the disk. One that is due while another is still being written is left out, and said so.
+A checkpoint that fails is loud, and neither ends the run nor harms the ones before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ratchet.actors.publisher import Publisher
+from ratchet.actors.weight_sync import SpawnFunction
+from ratchet.backends.training.base import TrainingBackend
+from ratchet.observability.logs import Log
+from ratchet.types import PolicyVersion, Term
+
+
+class CheckpointStore(Protocol):
+    """Where checkpoints are: whole, or not there."""
+
+    async def begin(self, version: PolicyVersion) -> Path:
+        """Return an empty directory for the files of a checkpoint.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        ...
+
+    async def finish(self, version: PolicyVersion, step: int, term: Term) -> None:
+        """Make what was begun and written a checkpoint, and let old ones go.
+
+        Raises:
+            OSError: if it fails; the old ones stay.
+        """
+        ...
+
+    async def abandon(self, version: PolicyVersion) -> None:
+        """Remove what was begun."""
+        ...
+
+
+class Checkpointing:
+    """Decides when, and never lets a failure out."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        every_steps: int,
+        backend: TrainingBackend,
+        publisher: Publisher,
+        spawn: SpawnFunction,
+        now: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self.newest: int | None = None
+        """step of the newest whole checkpoint of this trainer"""
+        self.num_failed = 0
+        self._store = store
+        self._every_steps = every_steps
+        self._backend = backend
+        self._publisher = publisher
+        self._spawn = spawn
+        self._now = now
+        self._log = log
+        self._writing: asyncio.Task[None] | None = None
+
+    async def stepped(self) -> None:
+        """A step was applied; begin a checkpoint if one is due."""
+        step = self._publisher.position.step
+        if not self._every_steps or step % self._every_steps:
+            return
+        if self._writing is not None and not self._writing.done():
+            self._log.warning("checkpoint_left_out", step=step, reason="another is being written")
+            return
+        await self._begin()
+
+    async def last(self) -> None:
+        """Training is over; return when its last step is in a checkpoint, if there are any."""
+        await self._written()
+        if self._every_steps and self.newest != self._publisher.position.step:
+            await self._begin()
+            await self._written()
+
+    async def _written(self) -> None:
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def _begin(self) -> None:
+        version, step = self._publisher.position
+        term, started = self._publisher.term, self._now()
+        try:
+            directory = await self._store.begin(version)
+            await self._backend.begin_save(directory)
+        except OSError as error:
+            await self._failed(version, step, error)
+            return
+        copied_s = self._now() - started
+        self._writing = self._spawn(
+            self._finish(version, step, term, started, copied_s), name=f"checkpoint-{step}"
+        )
+
+    async def _finish(
+        self, version: PolicyVersion, step: int, term: Term, started: float, copied_s: float
+    ) -> None:
+        try:
+            await self._backend.end_save()
+            await self._store.finish(version, step, term)
+        except OSError as error:
+            await self._failed(version, step, error)
+            return
+        self.newest = step
+        self._log.info(
+            "checkpoint_written",
+            version=version,
+            step=step,
+            copied_s=copied_s,
+            seconds=self._now() - started,
+        )
+
+    async def _failed(self, version: PolicyVersion, step: int, error: OSError) -> None:
+        self.num_failed += 1
+        self._log.error("checkpoint_failed", version=version, step=step, detail=str(error))
+        await self._store.abandon(version)

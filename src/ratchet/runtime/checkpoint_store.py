@@ -1,0 +1,37 @@
+"""The checkpoints of a run for its trainer: the files of `storage.checkpoints`, off the event loop.
+
+Consumes begun and finished checkpoints, produces directories; waits for the disk, on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from ratchet.config import Config
+from ratchet.observability.rundir import RunDirectory
+from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.types import PolicyVersion, Term
+
+
+class RunCheckpoints:
+    """Implements `CheckpointStore`."""
+
+    def __init__(self, run: RunDirectory, run_id: str, config: Config) -> None:
+        self._checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
+        self._run_id = run_id
+        self._data = config.task.fingerprint or ""
+
+    async def begin(self, version: PolicyVersion) -> Path:
+        """Return an empty directory for the files of a checkpoint."""
+        return await asyncio.to_thread(self._checkpoints.begin, version)
+
+    async def finish(self, version: PolicyVersion, step: int, term: Term) -> None:
+        """Make what was begun and written a checkpoint, and let old ones go."""
+        facts = CheckpointFacts(self._run_id, version, step, term, self._data, time.time())
+        await asyncio.to_thread(self._checkpoints.finish, facts)
+
+    async def abandon(self, version: PolicyVersion) -> None:
+        """Remove what was begun."""
+        await asyncio.to_thread(self._checkpoints.abandon, version)
