@@ -174,6 +174,8 @@ class ClaimPrompts(Message, frozen=True):
     worker: str
     incarnation: str
     credit: int
+    version: PolicyVersion = 0
+    """No token of a group that is issued on this credit is older; 0 from who does not know."""
 
 
 class GroupFinished(Message, frozen=True):

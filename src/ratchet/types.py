@@ -278,6 +278,10 @@ class BufferStats(msgspec.Struct, frozen=True):
     """Window: mean reward of those, which no filter has touched; None if there were none."""
     masked: dict[str, int] = {}
     """Window: groups handed out, to be trained in part, by reason; this batch included."""
+    queue_bytes: int = 0
+    """Bytes of the arrays of the groups that stay behind."""
+    custom: dict[str, float] = {}
+    """What the user's own policy says of itself, by the name of its metric."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):

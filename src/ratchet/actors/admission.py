@@ -30,6 +30,8 @@ class OpenGroups(NamedTuple):
     num_in_flight: int
     num_queued: int
     queued_bytes: int
+    largest_bytes: int = 0
+    """of all groups that have finished so far; 0 if none has"""
 
     @property
     def num(self) -> int:
@@ -45,17 +47,11 @@ class Admission:
         self._capacity = config.capacity
         self._max_bytes = config.max_bytes
         self._bound = _bound(config, synchronous=synchronous)
-        self.largest_bytes = 0
-        """payload of the largest group that has finished"""
 
     @property
     def is_bounded(self) -> bool:
         """Room depends on the versions that the workers hold."""
         return self._bound is not None
-
-    def finished(self, num_bytes: int) -> None:
-        """Learn from the size of a group."""
-        self.largest_bytes = max(self.largest_bytes, num_bytes)
 
     def room(self, groups: OpenGroups, staleness: int = 0) -> int:
         """Return how many groups may be issued now; never negative.
@@ -73,10 +69,10 @@ class Admission:
         return max(0, most - groups.num)
 
     def _most_by_size(self, groups: OpenGroups, max_bytes: int) -> int:
-        if not self.largest_bytes:
+        if not groups.largest_bytes:
             return 0
         left = max(0, max_bytes - groups.queued_bytes)
-        return groups.num_queued + left // self.largest_bytes
+        return groups.num_queued + left // groups.largest_bytes
 
 
 def payload_bytes(group: RolloutGroup) -> int:

@@ -4,33 +4,33 @@ Consumes the task's prompts, `ClaimPrompts` credits and finished groups of rollo
 and `StepTrained` of the trainer, and versions from the registry. Produces `PromptsClaimed` and
 `BatchReady`. Three loops share its state, and none of them ever waits inside a handler:
 
-* issue: a prompt goes out when a worker has credit and there is room. Room is capacity minus the
-  groups in flight and finished, so whoever finishes always finds a place. What unblocks it: a batch
-  taken, a group dropped, a credit.
-* finish: a group is judged when it arrives (`verdicts`) and queued, first in, first out. A group
+* issue: a prompt goes out when a worker has credit and there is room (`issuing`, `admission`),
+  counted with the groups in flight, so whoever finishes always finds a place. What unblocks it: a
+  batch taken, a group dropped, a credit; with a bounded admission a claim from newer weights.
+* finish: a group is judged when it arrives, and again when the weights change (`judging`). One
   with a token of a version that is not known here waits for the registry's word on it first.
 * batch: the trainer's request waits until `batch_groups` groups are queued that are fresh for the
-  weights that will take the step. What unblocks it: a finish. What ends a wait that nobody would
-  end otherwise: the lease of each group in flight, after which its prompt is issued again.
+  weights that will take the step, and the policy chooses among them (`buffer_policy`; first in,
+  first out). What unblocks it: a finish. What ends a wait that nobody would end otherwise: the
+  lease of each group in flight, after which its prompt is issued again.
 
-The synchronous baseline is the same loop with one batch of room, freed only by the new version.
+The synchronous baseline is the same loop under a bounded admission with the bound 0.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
-from ratchet.actors.credits import Credits
-from ratchet.actors.filters import mask_aborted
+from ratchet.actors.buffer_policy import Policy
+from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.issuing import Issuing
+from ratchet.actors.judging import Judging
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.role import RoleActor
 from ratchet.actors.system import System
-from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
 from ratchet.config import Config
 from ratchet.errors import AskTimeout
 from ratchet.messages import (
@@ -58,11 +58,9 @@ from ratchet.storage.ledger import GroupLedger
 from ratchet.types import (
     Assignment,
     Batch,
-    BufferStats,
     PolicyVersion,
     Prompt,
     RoleInfo,
-    RolloutStats,
     Term,
     VersionRecord,
 )
@@ -102,24 +100,21 @@ class BufferActor(RoleActor[_Inbox]):
     ) -> None:
         super().__init__(system, role)
         self._config = config.buffer
-        self._group_size = config.rollout.group_size
-        self._synchronous = config.trainer.synchronous
-        self._capacity = config.buffer.batch_groups if self._synchronous else config.buffer.capacity
+        self._capacity = config.most_open_groups
         self._table = GroupTable(
             ledger,
             PromptSource(prompts, config.seed, config.task.weights),
             wall_time=system.wall_time,
             max_reissues=config.buffer.max_reissues,
         )
-        self._verdicts = Verdicts(config.buffer)
-        self._credits = Credits()
         self._known = KnownVersions()
+        self._issuing = Issuing(config, self._table, self._known.lineage)
+        self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log)
+        self._policy = Policy.load(config.buffer)
+        self._counts = BufferCounts(self._table)
         self._term: Term = 0
         self._request: RequestBatch | None = None
         self._handed: tuple[RequestBatch, BatchReady] | None = None
-        self._untrained: dict[int, int] = {}  # synchronous: group -> step whose version frees it
-        self._workers: dict[str, RolloutStats] = {}
-        self._totals: Counter[str] = Counter()  # of the windows that were taken
         self._lease_timer = False
         self._flush_timer = False
 
@@ -129,25 +124,22 @@ class BufferActor(RoleActor[_Inbox]):
 
     def status(self) -> Mapping[str, Fact]:
         """Where the groups are, whether the trainer waits, and what was dropped so far."""
-        request, window, totals = self._request, self._table.window, self._totals
         return {
             "queue_groups": self._table.num_queued,
             "in_flight_groups": self._table.num_in_flight,
-            "untrained_groups": len(self._untrained),
+            "withheld_groups": self._issuing.withheld,
             "capacity": self._capacity,
             "batch_groups": self._config.batch_groups,
-            "request_step": None if request is None else request.step + 1,
-            "credit_groups": self._credits.num_free,
-            "dropped_groups": totals["dropped"] + window.dropped.total(),
-            "retried_groups": totals["retried"] + window.retried.total(),
-            "reissued_groups": totals["reissued"] + window.reissued.total(),
+            "request_step": None if self._request is None else self._request.step + 1,
+            "credit_groups": self._issuing.credits.num_free,
+            **self._counts.totals(),
         }
 
     def receive(self, message: _Inbox) -> None:
         """Handle one message, then hand out whatever it made possible."""
         match message:
             case ClaimPrompts():
-                self._credits.grant(message.worker, message.incarnation, message.credit)
+                self._issuing.claim(message)
             case GroupFinished():
                 self._finish(message)
             case GroupFailed():
@@ -162,6 +154,8 @@ class BufferActor(RoleActor[_Inbox]):
                 self.registry_lost(message)
             case RoleRegistered():
                 self._known.learn(message.versions)
+                for record in message.versions:
+                    self._issuing.published(record)
             case LineageLearned():
                 self._finish_all(self._known.answered(message.asked, message.versions))
             case RoleLeft():
@@ -189,22 +183,10 @@ class BufferActor(RoleActor[_Inbox]):
     # --- issue
 
     def _issue(self) -> None:
+        self._ask_for(self._issuing.unknown)
         claimed: dict[tuple[str, str], list[Assignment]] = {}
-        now = self.now()
-        room = self._capacity - self._table.num_open - len(self._untrained)
-        while room > 0 and (worker := self._credits.take()) is not None:
-            entry = self._table.claim(worker, until=now + self._config.lease_s)
-            claimed.setdefault(worker, []).append(
-                Assignment(
-                    entry.group_id,
-                    entry.attempt,
-                    entry.epoch,
-                    entry.prompt,
-                    self._group_size,
-                    self._config.lease_s,
-                )
-            )
-            room -= 1
+        for worker, assignment in self._issuing.issue(self.now()):
+            claimed.setdefault(worker, []).append(assignment)
         if claimed:
             self._table.flush()  # what others are told is on disk first
         for (name, incarnation), assignments in claimed.items():
@@ -229,14 +211,12 @@ class BufferActor(RoleActor[_Inbox]):
                 worker=entry.worker,
                 lease_s=self._config.lease_s,
             )
-            self._credits.lapse(entry.worker, entry.incarnation)
+            self._issuing.credits.lapse(entry.worker, entry.incarnation)
             self._table.reissue(entry, "lease_expired")
 
     def _role_left(self, role: RoleInfo) -> None:
-        self._credits.close(role.name, role.incarnation)
-        stats = self._workers.get(role.name)
-        if stats is not None and stats.incarnation == role.incarnation:
-            del self._workers[role.name]
+        self._issuing.credits.close(role.name, role.incarnation)
+        self._counts.left(role)
         for entry in self._table.held_by(role.name, role.incarnation):
             self.log.warning("lease_ended", group=entry.group_id, worker=role.name)
             self._table.reissue(entry, "worker_died")
@@ -247,32 +227,28 @@ class BufferActor(RoleActor[_Inbox]):
         entry = self._table.claimed(worker, incarnation, group_id, attempt)
         if entry is None:
             self.log.warning("late_finish", group=group_id, attempt=attempt, worker=worker)
-            self._credits.late(worker, incarnation)
+            self._issuing.credits.late(worker, incarnation)
         return entry
 
     def _finish(self, message: GroupFinished) -> None:
         group = message.group
-        self._workers[message.worker] = message.stats
+        self._counts.heard(message.stats)
         entry = self._claimed(message.worker, message.incarnation, group.group_id, group.attempt)
         if entry is None:
             return
         versions = group.versions
-        unknown = self._known.lineage.unknown(versions)
-        if unknown:
+        if unknown := self._known.lineage.unknown(versions):
             self._known.park(message)
             self._ask_for(unknown)
-            return
-        self._table.finish(entry, group, versions)
-        self._apply(entry, self._verdicts.at_finish(entry))
-        if entry.masked:
-            entry.group = mask_aborted(group)
+        elif self._judging.finish(entry, group, versions) and entry.group is not None:
+            self._policy.put(entry.group)
 
     def _finish_all(self, finishes: Sequence[GroupFinished]) -> None:
         for finish in finishes:
             self._finish(finish)
 
     def _fail(self, message: GroupFailed) -> None:
-        self._workers[message.worker] = message.stats
+        self._counts.heard(message.stats)
         entry = self._claimed(
             message.worker, message.incarnation, message.group_id, message.attempt
         )
@@ -285,29 +261,15 @@ class BufferActor(RoleActor[_Inbox]):
                 reason=message.reason,
                 detail=message.detail,
             )
-            verdict = self._verdicts.at_failure(entry, message.reason, message.detail)
-            self._apply(entry, verdict)
-
-    def _apply(self, entry: Entry, verdict: Verdict) -> None:
-        match verdict.action:
-            case "keep":
-                pass
-            case "drop":
-                self._table.drop(entry, verdict.reason)
-            case "retry":
-                self._table.retry(entry, verdict.reason)
-            case "mask":
-                self._table.mask(entry, verdict.reason)
+            self._judging.fail(entry, message)
 
     # --- versions
 
     def _version_updated(self, record: VersionRecord) -> None:
         self._known.learn((record,))
-        self._untrained = {
-            group: step for group, step in self._untrained.items() if step > record.step
-        }
+        self._issuing.published(record)
         if not self._known.lineage.unknown((record.version,)):
-            self._purge(Position(record.version, record.step))
+            self._judging.purge(Position(record.version, record.step))
 
     def _ask_for(self, versions: Sequence[PolicyVersion]) -> None:
         versions = self._known.to_ask(versions)
@@ -324,30 +286,13 @@ class BufferActor(RoleActor[_Inbox]):
             self.actor_ref.tell(LineageLearned(versions, reply.versions))
             return
 
-    def _purge(self, position: Position) -> None:
-        for entry in self._table.queued():
-            self._judge(entry, position)
-
-    def _judge(self, entry: Entry, position: Position) -> None:
-        staleness = {v: self._known.lineage.staleness(v, position) for v in entry.versions}
-        verdict = self._verdicts.at_get(entry, staleness)
-        oldest = max(staleness.values(), default=0)
-        within = (s for s in staleness.values() if s <= self._config.max_staleness)
-        entry.staleness = max(within, default=oldest)
-        if verdict != KEEP and (verdict.action, verdict.reason) != ("mask", entry.masked):
-            action = verdict.action
-            self.log.info("group_stale", group=entry.group_id, staleness=oldest, verdict=action)
-        self._apply(entry, verdict)
-
     # --- batch
 
     def _take_request(self, message: RequestBatch) -> None:
         if message.term < self._term:
             self.log.warning("request_fenced", term=message.term, newer=self._term)
             return
-        if message.term > self._term:
-            self._term = message.term
-            self._untrained.clear()  # the versions that would free this room will never come
+        self._term = message.term
         if message.done is not None and self._is_handed(message.done):
             self._trained(message.done)  # its own message was lost on its way
         if self._handed is not None:
@@ -357,15 +302,12 @@ class BufferActor(RoleActor[_Inbox]):
                 return
             # another trainer, or one that lost its memory: what it was handed was never trained
             for entry in self._table.batched():
-                self._untrained.pop(entry.group_id, None)
                 self._table.reissue(entry, "trainer_died")
             self._handed = None
-        unknown = self._known.lineage.unknown((message.version,))
         self._request = message
-        if unknown:
-            self._ask_for(unknown)
-        else:
-            self._purge(Position(message.version, message.step))
+        self._issuing.trains_next(message.term, Position(message.version, message.step))
+        if not self._known.lineage.unknown((message.version,)):
+            self._judging.purge(Position(message.version, message.step))
 
     def _serve(self) -> None:
         request = self._request
@@ -374,20 +316,33 @@ class BufferActor(RoleActor[_Inbox]):
         if unknown := self._known.lineage.unknown((request.version,)):
             self._ask_for(unknown)  # one ancestor after the other: burnt ones are not announced
             return
+        position = Position(request.version, request.step)
+        if self._table.num_queued >= self._config.batch_groups:
+            self._judging.purge(position)
         if self._table.num_queued < self._config.batch_groups:
             return
-        self._purge(Position(request.version, request.step))
-        queued = self._table.queued()[: self._config.batch_groups]
-        if len(queued) < self._config.batch_groups:
-            return
+        if entries := self._chosen():
+            self._judging.note_staleness(entries, position)
+            self._hand_over(request, entries)
+
+    def _chosen(self) -> list[Entry]:
+        """Return the policy's batch; none of it while the policy waits for more."""
+        queue, wanted = self._table.queue, self._config.batch_groups
+        ids = self._policy.get(wanted, queue.groups)
+        if not ids and not self._table.num_in_flight and not self._issuing.room():
+            raise self._policy.waits_for_nothing(wanted, len(queue))
+        return [queue[group_id] for group_id in ids]
+
+    def _hand_over(self, request: RequestBatch, entries: Sequence[Entry]) -> None:
         step = request.step + 1
-        groups = self._table.batch(queued, step)
-        stats = self._stats(tuple(entry.staleness for entry in queued))
-        ready = BatchReady(request.term, Batch(step, groups), stats)
+        batch = Batch(step, self._table.batch(entries, step))
+        stats = self._counts.take(
+            tuple(entry.staleness for entry in entries), self._policy.metrics()
+        )
+        ready = BatchReady(request.term, batch, stats)
         self._request, self._handed = None, (request, ready)
+        self._issuing.trains_next(request.term, Position(request.version, step))
         self._table.flush()
-        if self._synchronous:
-            self._untrained.update((entry.group_id, step) for entry in queued)
         self.system.ref(request.trainer).tell(ready)
 
     def _is_handed(self, done: StepTrained) -> bool:
@@ -407,26 +362,4 @@ class BufferActor(RoleActor[_Inbox]):
         self._handed = None
         self._table.train(message.trained, message.step, request.version)
         for group_id, reason in message.rejected.items():
-            self._untrained.pop(group_id, None)
-            entry = self._table.rejected(group_id)
-            self._apply(entry, self._verdicts.at_step(entry, reason))
-
-    def _stats(self, staleness: tuple[int, ...]) -> BufferStats:
-        window = self._table.take_window()
-        self._totals["dropped"] += window.dropped.total()
-        self._totals["retried"] += window.retried.total()
-        self._totals["reissued"] += window.reissued.total()
-        return BufferStats(
-            queue_groups=self._table.num_queued,
-            in_flight_groups=self._table.num_in_flight,
-            staleness=staleness,
-            dropped=dict(window.dropped),
-            retried=window.retried.total(),
-            masked=dict(window.masked),
-            leases_expired=window.reissued.total(),
-            workers=tuple(self._workers.values()),
-            finished_groups=len(window.finished_rewards),
-            finished_reward_mean=statistics.fmean(window.finished_rewards)
-            if window.finished_rewards
-            else None,
-        )
+            self._judging.reject(group_id, reason)

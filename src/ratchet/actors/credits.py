@@ -3,19 +3,25 @@
 Pure: consumes running totals from `ClaimPrompts`, produces the worker to serve next; waits for
 nothing. A total is safe to repeat, to lose and to reorder: the highest one of an incarnation
 counts, a new incarnation starts again from nothing, and one that has left gets nothing any more.
+The same holds of the version that a claim names: an engine never goes back. Workers of one version
+are served apart from those of another, as a bounded admission may have room for the one only.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from dataclasses import dataclass
+
+from ratchet.types import PolicyVersion
 
 
 @dataclass(slots=True)
 class _Account:
     incarnation: str
     number: int
+    version: PolicyVersion
     granted: int = 0
     used: int = 0
     lapsed: int = 0
@@ -33,26 +39,41 @@ class Credits:
         self._accounts: dict[str, _Account] = {}
         self._closed: set[tuple[str, str]] = set()
         self._numbers = itertools.count()
-        # (-free, number, worker) of every account with some left, and what was true once
-        self._heap: list[tuple[int, int, str]] = []
+        self._num_at: Counter[PolicyVersion] = Counter()  # accounts of each version
+        # by version: (-free, number, worker) of each account with some left, and what was once true
+        self._heaps: dict[PolicyVersion, list[tuple[int, int, str]]] = {}
 
     @property
     def num_free(self) -> int:
         """Groups that all workers together would take now."""
         return sum(max(0, account.free) for account in self._accounts.values())
 
-    def grant(self, worker: str, incarnation: str, total: int) -> None:
-        """Take the running total of an incarnation, unless it has left: its last words may come
-        after the news of its end.
+    @property
+    def versions(self) -> list[PolicyVersion]:
+        """The versions that workers with some credit may hold, and others; newest first."""
+        return sorted(self._heaps, reverse=True)
+
+    def grant(self, worker: str, incarnation: str, total: int, version: PolicyVersion = 0) -> None:
+        """Take the running total of an incarnation, and the version that it held then, unless it
+        has left: its last words may come after the news of its end.
         """
         if (worker, incarnation) in self._closed:
             return
         account = self._accounts.get(worker)
         if account is None or account.incarnation != incarnation:
-            account = self._accounts[worker] = _Account(incarnation, next(self._numbers))
-        if total > account.granted:
-            account.granted = total
-            self._queue(worker, account)
+            if account is not None:
+                self._forget(worker, account)
+            account = _Account(incarnation, next(self._numbers), version)
+            self._accounts[worker] = account
+            self._num_at[version] += 1
+        elif version > account.version:
+            self._leave(account.version)
+            account.version = version
+            self._num_at[version] += 1
+        elif total <= account.granted:
+            return
+        account.granted = max(account.granted, total)
+        self._queue(worker, account)
 
     def lapse(self, worker: str, incarnation: str) -> None:
         """Give the credit of a group back whose lease has ended: it may never have arrived."""
@@ -77,34 +98,55 @@ class Credits:
     def close(self, worker: str, incarnation: str) -> None:
         """Forget a worker that has left, unless a newer incarnation is there."""
         self._closed.add((worker, incarnation))
-        account = self._accounts.get(worker)
-        if account is not None and account.incarnation == incarnation:
-            del self._accounts[worker]
+        account = self._of(worker, incarnation)
+        if account is not None:
+            self._forget(worker, account)
 
-    def take(self) -> tuple[str, str] | None:
-        """Use one credit of the worker that has the most left; return (worker, incarnation)."""
-        while self._heap:
-            entry = self._heap[0]
+    def take(self, version: PolicyVersion = 0) -> tuple[str, str] | None:
+        """Use one credit of the worker of a version that has the most left; return (worker,
+        incarnation).
+        """
+        heap = self._heaps.get(version, [])
+        while heap:
+            entry = heap[0]
             worker = entry[2]
             account = self._accounts.get(worker)
-            if account is None or entry != (-account.free, account.number, worker):
-                heapq.heappop(self._heap)
+            if (
+                account is None
+                or account.version != version
+                or entry != (-account.free, account.number, worker)
+            ):
+                heapq.heappop(heap)
                 continue
             account.used += 1
             if account.free > 0:
-                heapq.heapreplace(self._heap, (-account.free, account.number, worker))
+                heapq.heapreplace(heap, (-account.free, account.number, worker))
             else:
-                heapq.heappop(self._heap)
+                heapq.heappop(heap)
             return worker, account.incarnation
+        self._heaps.pop(version, None)
         return None
 
+    def _forget(self, worker: str, account: _Account) -> None:
+        del self._accounts[worker]
+        self._leave(account.version)
+
+    def _leave(self, version: PolicyVersion) -> None:
+        self._num_at[version] -= 1
+        if not self._num_at[version]:  # what is left of its heap was true once
+            del self._num_at[version]
+            self._heaps.pop(version, None)
+
     def _queue(self, worker: str, account: _Account) -> None:
-        if account.free > 0:
-            heapq.heappush(self._heap, (-account.free, account.number, worker))
-        if len(self._heap) > 2 * len(self._accounts) + 16:
-            self._heap = [
+        if account.free <= 0:
+            return
+        version = account.version
+        heap = self._heaps.setdefault(version, [])
+        heapq.heappush(heap, (-account.free, account.number, worker))
+        if len(heap) > 2 * self._num_at[version] + 16:
+            heap[:] = [
                 (-each.free, each.number, name)
                 for name, each in self._accounts.items()
-                if each.free > 0
+                if each.free > 0 and each.version == version
             ]
-            heapq.heapify(self._heap)
+            heapq.heapify(heap)

@@ -14,7 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ratchet.actors.admission import OpenGroups
 from ratchet.actors.filters import whole_rewards
+from ratchet.actors.finished_queue import FinishedQueue
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
@@ -32,6 +34,8 @@ class Entry:
     reissues: int = 0
     worker: str = ""
     incarnation: str = ""
+    base: PolicyVersion = 0
+    """in flight: no token of it is older"""
     lease_end: float = 0.0
     group: RolloutGroup | None = None
     versions: tuple[PolicyVersion, ...] = ()
@@ -73,7 +77,8 @@ class GroupTable:
         self._waiting: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
         self._held: dict[tuple[str, str], dict[int, Entry]] = {}  # those in flight, by worker
-        self._queued: dict[int, Entry] = {}  # first in, first out
+        self._bases: Counter[PolicyVersion] = Counter()  # those in flight, by what they begin with
+        self.queue = FinishedQueue()
         self._batched: dict[int, Entry] = {}
         self._window = Window()
         self.dirty = False
@@ -87,12 +92,23 @@ class GroupTable:
     @property
     def num_queued(self) -> int:
         """Finished groups."""
-        return len(self._queued)
+        return len(self.queue)
 
     @property
     def num_open(self) -> int:
         """Groups that count against the capacity: in flight and finished."""
-        return len(self._in_flight) + len(self._queued)
+        return len(self._in_flight) + len(self.queue)
+
+    @property
+    def open_groups(self) -> OpenGroups:
+        """What holds room."""
+        queue = self.queue
+        return OpenGroups(len(self._in_flight), len(queue), queue.num_bytes, queue.largest_bytes)
+
+    @property
+    def bases(self) -> tuple[PolicyVersion, ...]:
+        """The versions that groups in flight may begin with."""
+        return tuple(self._bases)
 
     @property
     def window(self) -> Window:
@@ -101,9 +117,9 @@ class GroupTable:
 
     # --- issue and claim
 
-    def claim(self, worker: tuple[str, str], until: float) -> Entry:
+    def claim(self, worker: tuple[str, str], until: float, base: PolicyVersion = 0) -> Entry:
         """Put the next group, one that waits before a new one, under a lease of (name,
-        incarnation).
+        incarnation), which holds no version older than `base`.
         """
         if self._waiting:
             entry = self._waiting.popleft()
@@ -112,6 +128,8 @@ class GroupTable:
             entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
         entry.worker, entry.incarnation = worker
         entry.lease_end = until
+        entry.base = base
+        self._bases[base] += 1
         self._in_flight[entry.group_id] = entry
         self._held.setdefault(worker, {})[entry.group_id] = entry
         self.dirty = True
@@ -147,7 +165,7 @@ class GroupTable:
         """Queue a claimed group."""
         self._land(entry)
         entry.group, entry.versions = group, versions
-        self._queued[entry.group_id] = entry
+        self.queue.put(entry, group)
         rewards = whole_rewards(group)
         reward_mean = statistics.fmean(rewards) if rewards else None
         if reward_mean is not None:
@@ -175,14 +193,14 @@ class GroupTable:
 
     def queued(self) -> list[Entry]:
         """Return the finished groups, oldest finish first."""
-        return list(self._queued.values())
+        return list(self.queue)
 
     # --- out: batch, train, drop, again
 
     def batch(self, entries: Sequence[Entry], step: int) -> tuple[RolloutGroup, ...]:
         """Hand queued groups to the trainer."""
         for entry in entries:
-            self._batched[entry.group_id] = self._queued.pop(entry.group_id)
+            self._batched[entry.group_id] = self.queue.take(entry.group_id)
             if entry.masked:
                 self._window.masked[entry.masked] += 1
         self.dirty = True
@@ -259,15 +277,20 @@ class GroupTable:
         if entry.group_id in self._in_flight:
             self._land(entry)
             return
-        for place in (self._queued, self._batched):
-            if place.pop(entry.group_id, None) is not None:
-                return
+        if entry in self.queue:
+            self.queue.take(entry.group_id)
+            return
+        if self._batched.pop(entry.group_id, None) is not None:
+            return
         msg = f"group {entry.group_id} is in no place that it could leave"
         raise RuntimeError(msg)
 
     def _land(self, entry: Entry) -> None:
         """Out of flight; where it comes to is the caller's."""
         del self._in_flight[entry.group_id]
+        self._bases[entry.base] -= 1
+        if not self._bases[entry.base]:
+            del self._bases[entry.base]
         worker = entry.worker, entry.incarnation
         held = self._held[worker]
         del held[entry.group_id]

@@ -213,7 +213,8 @@ class ProducerActor(RoleActor[_Inbox]):
         missing = self._num_waiting + self._ahead - self._prompts.qsize()
         self._credit = max(self._credit, self._received - lapsed + max(0, missing))
         if self._credit and self._any_live:
-            message = ClaimPrompts(self.name, self.role.incarnation, self._credit)
+            version = max(self._known) if self._newest is None else self._newest
+            message = ClaimPrompts(self.name, self.role.incarnation, self._credit, version)
             self.system.ref(BUFFER).tell(message)
 
     def _claimed(self, message: PromptsClaimed) -> None:

@@ -197,7 +197,8 @@ class RolloutActor(RoleActor[_Inbox]):
     def _claim(self) -> None:
         if self._engine.version is None or self._rests:
             return  # `EngineReady` follows the next load, `Rested` the rest
-        message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit)
+        version = self._engine.version
+        message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit, version)
         self.system.ref(BUFFER).tell(message)
 
     def _repeat_claim(self) -> None:

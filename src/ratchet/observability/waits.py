@@ -203,8 +203,8 @@ def _missing_groups(status: RunStatus, buffer: RoleStatus) -> Iterator[str]:
     elif not flying and not _number(buffer, "credit_groups"):
         yield "no rollout asks for prompts"
         yield from (f"{r.role.name} holds no version" for r in up if _lacks_version(r))
-    elif not flying and _number(buffer, "untrained_groups"):
-        yield "its room is taken by groups whose version is not live yet"
+    elif not flying and _number(buffer, "withheld_groups"):
+        yield "its room waits for the weights that are trained on what it had"
 
 
 def _lacks_version(role: RoleStatus) -> bool:

@@ -10,6 +10,7 @@ from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
 
+from ratchet.actors.admission import OpenGroups
 from ratchet.actors.batch_requests import BatchRequests
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
@@ -75,7 +76,7 @@ def retried_for_ever() -> Patches:
 
 @mutant("capacity does not count the groups in flight", seed=3)
 def capacity_of_the_queue_only() -> Patches:
-    return [(GroupTable, "num_open", property(lambda self: self.num_queued))]
+    return [(OpenGroups, "num", property(lambda self: self.num_queued))]
 
 
 @mutant("surplus finished groups are dropped without a word (slime#2238)", seed=3)
@@ -84,7 +85,8 @@ def surplus_dropped() -> Patches:
 
     def and_forget(self: Any, entries: Any, step: int) -> Any:
         groups = batch(self, entries, step)
-        self._queued.clear()
+        for entry in self.queued():
+            self.queue.take(entry.group_id)
         return groups
 
     return [(GroupTable, "batch", and_forget)]

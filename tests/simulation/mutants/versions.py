@@ -7,6 +7,7 @@ from typing import Any
 from tests.simulation.mutants.base import Patches, mutant
 
 from ratchet.actors.buffer import BufferActor
+from ratchet.actors.judging import Judging
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.weight_loads import WeightLoads
@@ -20,19 +21,18 @@ from ratchet.types import VersionSpan
 
 @mutant("a batch is filtered against V and trained at V+1", seed=3)
 def judged_by_the_last_announced() -> Patches:
-    original = BufferActor._judge
+    original = Judging.purge
 
-    def judge(self: Any, entry: Any, position: Position) -> None:
-        announced = getattr(self, "_announced", Position(0, 0))
-        original(self, entry, announced)
+    def purge(self: Any, position: Position) -> None:
+        original(self, getattr(self, "_announced", Position(0, 0)))
 
     updated = BufferActor._version_updated
 
     def version_updated(self: Any, record: Any) -> None:
-        self._announced = Position(record.version, record.step)
+        self._judging._announced = Position(record.version, record.step)
         updated(self, record)
 
-    return [(BufferActor, "_judge", judge), (BufferActor, "_version_updated", version_updated)]
+    return [(Judging, "purge", purge), (BufferActor, "_version_updated", version_updated)]
 
 
 @mutant("staleness by the difference of version numbers (miles#2244)", seed=97)

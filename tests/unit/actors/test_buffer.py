@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.helpers.actors import make_system
 from tests.helpers.config import small_config
 from tests.helpers.refs import RecordedDirectory, RecordedRef
+from tests.helpers.samples import sample, trained_tokens, user_code
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.buffer import BufferActor
@@ -96,9 +98,9 @@ class World:
         for _ in range(20):
             await asyncio.sleep(0)
 
-    async def claim(self, credit: int) -> list[Assignment]:
+    async def claim(self, credit: int, version: int = 0) -> list[Assignment]:
         seen = len(self.assignments)
-        await self.tell(ClaimPrompts("rollout-0", "w1", credit))
+        await self.tell(ClaimPrompts("rollout-0", "w1", credit, version))
         return self.assignments[seen:]
 
     @property
@@ -118,7 +120,10 @@ class World:
 
 
 def finished(
-    assignment: Assignment, version: int, rewards: tuple[float, ...] = (0.0, 1.0)
+    assignment: Assignment,
+    version: int,
+    rewards: tuple[float, ...] = (0.0, 1.0),
+    rollouts: tuple[Rollout, ...] | None = None,
 ) -> GroupFinished:
     def rollout(reward: float) -> Rollout:
         return Rollout(
@@ -137,7 +142,7 @@ def finished(
         assignment.attempt,
         assignment.prompt.prompt_id,
         assignment.epoch,
-        tuple(rollout(reward) for reward in rewards),
+        tuple(rollout(reward) for reward in rewards) if rollouts is None else rollouts,
     )
     return GroupFinished("rollout-0", "w1", group, RolloutStats("rollout-0", "w1"))
 
@@ -319,6 +324,93 @@ def test_a_group_without_spread_is_filtered_not_retried() -> None:
     scenario(body, buffer={"filters": ["zero_spread"], "unused": "retry"})
 
 
+def test_what_the_batch_filter_rejects_is_not_retried_and_what_was_not_finite_is() -> None:
+    async def body(world: World) -> None:
+        for assignment in await world.claim(4):
+            await world.finish(assignment)
+        await world.request()
+        await world.tell(StepTrained(1, 1, (), {0: "filter:batch", 1: "non_finite"}))
+        assert world.ledger.reasons() == {"filter:batch": 1}
+        (again,) = await world.claim(5)
+        assert (again.group_id, again.attempt) == (1, 1)
+
+    scenario(body, buffer={"unused": "retry", "capacity_factor": 1.5})
+
+
+def test_of_an_aborted_group_the_whole_rollouts_are_trained_or_nothing() -> None:
+    mixed = (sample(1.0), sample(0.5, finish="abort"))
+    nothing = (sample(0.5, finish="abort", length=0), sample(0.5, finish="error"))
+
+    async def mask(world: World) -> None:
+        a, b, c = await world.claim(3)
+        await world.finish(a, rollouts=mixed)
+        await world.finish(b, rollouts=nothing)
+        assert world.ledger.reasons() == {"aborted": 1}
+        await world.finish(c)
+        await world.request()
+        (ready,) = world.batches
+        assert [trained_tokens(group) for group in ready.batch.groups] == [[2, 0], [2, 2]]
+        assert ready.stats.masked == {"aborted": 1}
+        assert ready.stats.finished_reward_mean == pytest.approx((1.0 + 0.5) / 2)
+        row = world.ledger.group(0)
+        assert row is not None
+        assert (row.reward_mean, row.reason) == (1.0, "aborted")
+
+    async def drop(world: World) -> None:
+        for rollouts, assignment in zip([mixed, nothing], await world.claim(2), strict=True):
+            await world.finish(assignment, rollouts=rollouts)
+        assert world.ledger.reasons() == {"aborted": 2}
+
+    scenario(mask, buffer={"unused": "mask"})
+    scenario(drop)
+
+
+def test_a_masked_group_waits_until_nothing_of_it_is_fresh() -> None:
+    async def body(world: World) -> None:
+        a, b, c = await world.claim(3)
+        await world.finish(a, rollouts=(sample(0.0, 0, 1), sample(1.0, 1)))
+        await world.finish(b, version=0)
+        await world.tell(VersionUpdated(record(2)))  # the bound is 1
+        assert world.ledger.reasons() == {"stale": 1}
+        (masked,) = world.ledger.groups("finished")
+        assert (masked.group_id, masked.reason) == (a.group_id, "stale")
+        await world.tell(RequestBatch("trainer-0", 1, 2, 2))
+        await world.finish(c, version=2)
+        (ready,) = world.batches
+        assert ids(ready) == [0, 2]
+        assert ready.stats.staleness == (1, 0)  # of what is trained
+        assert ready.stats.masked == {"stale": 1}
+        events = [event.event for event in world.ledger.events(0)]
+        assert events == ["issued", "claimed", "finished", "masked", "batched"]
+
+    async def too_old(world: World) -> None:
+        (a,) = await world.claim(1)
+        await world.finish(a, rollouts=(sample(0.0, 0, 1), sample(1.0, 1)))
+        for version in (2, 3):
+            assert world.ledger.reasons() == {}
+            await world.tell(VersionUpdated(record(version)))
+        assert world.ledger.reasons() == {"stale": 1}
+        assert len(world.system.log.named("group_stale")) == 2
+
+    scenario(body, versions=2, buffer={"unused": "mask"})
+    scenario(too_old, versions=2, buffer={"unused": "mask"})
+
+
+def test_code_of_the_user_that_fails_ends_the_buffer_with_its_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        name = user_code(tmp_path, "return x.nothing")
+        world = World(buffer={"filters": [name]})
+        await world.settle()
+        (a,) = await world.claim(1)
+        await world.finish(a)
+        assert not world.ref.is_alive()
+        (failure,) = world.system.log.named("actor_failed")
+        assert name in failure["reason"]
+        assert "nothing" in failure["reason"]
+
+    run_virtual(main())
+
+
 def test_a_lease_ends_and_the_prompt_is_issued_again() -> None:
     async def body(world: World) -> None:
         a, b = await world.claim(2)
@@ -431,7 +523,9 @@ def test_the_synchronous_baseline_waits_for_the_new_version() -> None:
         await world.tell(StepTrained(1, 1, (0, 1), {}))
         assert len(world.assignments) == 2
         await world.tell(VersionUpdated(record(1)))
-        assert len(world.assignments) == 4
+        assert len(world.assignments) == 2  # the worker may still generate with version 0
+        assert world.system.facts("buffer")["withheld_groups"] == 2
+        assert len(await world.claim(10, version=1)) == 2
 
     scenario(body, trainer={"num_steps": 3, "synchronous": True})
 
@@ -473,7 +567,7 @@ def test_its_facts_are_where_the_groups_are_and_who_waits() -> None:
         assert world.system.facts("buffer") == {
             "queue_groups": 0,
             "in_flight_groups": 0,
-            "untrained_groups": 0,
+            "withheld_groups": 0,
             "capacity": 4,
             "batch_groups": 2,
             "request_step": None,

@@ -105,4 +105,34 @@ def test_whatever_happens_the_worker_with_most_room_is_served() -> None:
                 assert free[taken[0]] == max(free.values())
                 free[taken[0]] -= 1
     assert credits.num_free == sum(max(0, left) for left in free.values())
-    assert len(credits._heap) <= 2 * len(names) + 16
+    assert len(credits._heaps.get(0, [])) <= 2 * len(names) + 16
+
+
+def test_workers_are_served_by_the_version_that_they_hold() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 1, version=3)
+    credits.grant("r1", "a", 5, version=2)
+    assert credits.versions == [3, 2]
+    assert credits.take(3) == ("r0", "a")
+    assert credits.take(3) is None
+    assert credits.take(2) == ("r1", "a")
+    credits.grant("r1", "a", 5, version=4)  # the same total, from newer weights
+    assert credits.take(2) is None
+    credits.grant("r1", "a", 6, version=3)  # read late: an engine does not go back
+    assert credits.take(3) is None
+    assert [credits.take(4) for _ in range(6)] == [("r1", "a")] * 5 + [None]
+    assert credits.versions == []
+
+
+def test_what_workers_once_held_is_forgotten() -> None:
+    credits = Credits()
+    for version in range(100):
+        for worker in range(50):
+            credits.grant(f"r{worker}", "a", version + 1, version)
+    assert credits.versions == [99]
+    for worker in range(50):
+        credits.close(f"r{worker}", "a")
+    assert credits.versions == []
+    credits.grant("r0", "b", 1, version=7)
+    credits.grant("r0", "c", 1, version=8)  # a new life takes the name of the old one
+    assert credits.versions == [8]

@@ -196,10 +196,10 @@ TAIL = "; trainer-0 gives up in 287.7 s"
         (
             stalled(
                 role("rollout-0", facts={"version": 3}),
-                in_flight_groups=0, credit_groups=4, untrained_groups=4,
+                in_flight_groups=0, credit_groups=4, withheld_groups=4,
             ),
-            HEAD + IDLE + "0 are in flight; its room is taken by groups whose version is not live"
-            " yet" + TAIL,
+            HEAD + IDLE + "0 are in flight; its room waits for the weights that are trained on what"
+            " it had" + TAIL,
         ),
         (
             run(

@@ -1,0 +1,111 @@
+"""Puts the verdicts on groups into effect: at finish, when the weights change, and at the step.
+
+Consumes finished groups, failures, rejections, and where the trainer stands; changes the group
+table. Waits for nothing: whoever calls sees to it that the versions are known.
+
+Staleness is judged for a set of versions, once for all the queued groups that it made: whatever is
+too old leaves when a version or a request says so, and holds no room until it would be fetched.
+"""
+
+from __future__ import annotations
+
+from ratchet.actors.filters import mask_aborted
+from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
+from ratchet.config import BufferConfig
+from ratchet.messages import GroupFailed
+from ratchet.observability.logs import Log
+from ratchet.staleness import Lineage, Position
+from ratchet.types import PolicyVersion, RolloutGroup
+
+
+class Judging:
+    """The verdicts of one buffer.
+
+    Raises:
+        ConfigError: if a filter or a handler of the configuration cannot be loaded.
+    """
+
+    def __init__(self, config: BufferConfig, table: GroupTable, lineage: Lineage, log: Log) -> None:
+        self._verdicts = Verdicts(config)
+        self._max_staleness = config.max_staleness
+        self._table = table
+        self._lineage = lineage
+        self._log = log
+        self._position: Position | None = None
+        """the last one that was judged for"""
+
+    def finish(
+        self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
+    ) -> bool:
+        """Queue a claimed group, made by these versions, and judge it; return whether it stays."""
+        self._table.finish(entry, group, versions)
+        self._apply(entry, self._verdicts.at_finish(entry))
+        if entry.masked:
+            entry.group = mask_aborted(group)
+        position = self._position
+        # a token of a newer version than the position's own: that position is out of date
+        if (
+            entry in self._table.queue
+            and position is not None
+            and max(versions, default=0) <= position.version
+        ):
+            self._judge(entry, self._staleness(versions, position))
+        return entry in self._table.queue
+
+    def fail(self, entry: Entry, message: GroupFailed) -> None:
+        """Judge a claimed group that has no rollouts."""
+        self._apply(entry, self._verdicts.at_failure(entry, message.reason, message.detail))
+
+    def reject(self, group_id: int, reason: str) -> None:
+        """Judge a group of the batch that its step did not use."""
+        entry = self._table.rejected(group_id)
+        self._apply(entry, self._verdicts.at_step(entry, reason))
+
+    def purge(self, position: Position) -> None:
+        """Judge everything that is queued for the weights that train next."""
+        self._position = position
+        for versions in self._table.queue.sets_of_versions():
+            staleness = self._staleness(versions, position)
+            if max(staleness.values(), default=0) > self._max_staleness:
+                for entry in self._table.queue.made_by(versions):
+                    self._judge(entry, staleness)
+
+    def note_staleness(self, entries: list[Entry], position: Position) -> None:
+        """Write into each entry the staleness of its oldest token that is trained."""
+        known: dict[tuple[PolicyVersion, ...], int] = {}
+        for entry in entries:
+            if entry.versions not in known:
+                staleness = self._staleness(entry.versions, position)
+                within = (age for age in staleness.values() if age <= self._max_staleness)
+                known[entry.versions] = max(within, default=max(staleness.values(), default=0))
+            entry.staleness = known[entry.versions]
+
+    def _staleness(
+        self, versions: tuple[PolicyVersion, ...], position: Position
+    ) -> dict[PolicyVersion, int]:
+        return {version: self._lineage.staleness(version, position) for version in versions}
+
+    def _judge(self, entry: Entry, staleness: dict[PolicyVersion, int]) -> None:
+        verdict = self._verdicts.at_get(entry, staleness)
+        if verdict == KEEP:
+            return
+        if (verdict.action, verdict.reason) != ("mask", entry.masked):
+            self._log.info(
+                "group_stale",
+                group=entry.group_id,
+                staleness=max(staleness.values(), default=0),
+                verdict=verdict.action,
+            )
+        self._apply(entry, verdict)
+
+    def _apply(self, entry: Entry, verdict: Verdict) -> None:
+        match verdict.action:
+            case "keep":
+                pass
+            case "drop":
+                self._table.drop(entry, verdict.reason)
+            case "retry":
+                self._table.retry(entry, verdict.reason)
+            case "mask":
+                self._table.mask(entry, verdict.reason)
