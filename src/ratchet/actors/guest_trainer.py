@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ratchet.actors.batch_requests import RepeatRequest
+from ratchet.actors.judgement import BatchFilter
 from ratchet.actors.step_metrics import TrainerOutput
 from ratchet.actors.system import System
 from ratchet.actors.trainer import TrainerActor
@@ -67,6 +68,7 @@ class GuestTrainer(TrainerActor):
         loop: UserLoop,
         sender: WeightSender,
         output: TrainerOutput,
+        batch_filter: BatchFilter | None = None,
     ) -> None:
         super().__init__(
             system,
@@ -76,6 +78,7 @@ class GuestTrainer(TrainerActor):
             sender=sender,
             output=output,
             warm_start_prompts=(),
+            batch_filter=batch_filter,
         )
         self._loop = loop
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from ratchet.actors.judgement import Judgement
 from ratchet.actors.transfer import Transferred
 from ratchet.backends.training.base import TrainingBackend
-from ratchet.types import BufferStats, PolicyVersion, RolloutGroup, RolloutStats
+from ratchet.types import BufferStats, PolicyVersion, RolloutStats
 
 
 def sync_metrics(done: Transferred, snapshot_s: float) -> dict[str, float | None]:
@@ -35,11 +36,40 @@ def sync_metrics(done: Transferred, snapshot_s: float) -> dict[str, float | None
     }
 
 
+class StepResult(NamedTuple):
+    """What became of one batch."""
+
+    version: PolicyVersion
+    """of the weights that took the step"""
+    judged: Judgement
+    staleness: Sequence[int]
+    """optimiser steps, of the oldest trained token of each group of `judged.trained`"""
+    applied: bool
+    """whether the weights have changed"""
+    reports: Mapping[str, float]
+    """of the backend"""
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Ids of the groups that the weights have learnt from."""
+        return tuple(group.group_id for group in self.judged.trained) if self.applied else ()
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """The other groups, and why they were not trained."""
+        lost = () if self.applied else self.judged.trained
+        return {**self.judged.rejected, **{group.group_id: "non_finite" for group in lost}}
+
+
 class TrainerOutput(Protocol):
     """Where the trainer writes: the run directory, or a list in a test."""
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """One line of metrics."""
+        ...
+
+    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """One evaluation of one version."""
         ...
 
     def summary(self, summary: Mapping[str, Any]) -> None:
@@ -95,35 +125,38 @@ class StepMetrics:
 
     def line(
         self,
-        *,
         step: int,
-        version: PolicyVersion,
-        groups: Sequence[RolloutGroup],
+        result: StepResult,
+        *,
         stats: BufferStats,
         times: StepTimes,
-        reports: Mapping[str, float],
-        applied: bool,
     ) -> dict[str, Any]:
-        """Return the line of one step; `version` is the one that took the step."""
-        rewards = [reward for group in groups for reward in group.rewards]
+        """Return the line of one step. Means and maxima of nothing are null."""
+        judged, staleness = result.judged, result.staleness
+        trajectories = [each for group in judged.trained for each in group.trained_trajectories]
+        rollouts = [each for trajectory in trajectories for each in trajectory]
+        rewards = [trajectory[0].reward for trajectory in trajectories]
         step_s = max(times.total, 1e-9)
         return {
             "step": step,
-            "version": version,
+            "version": result.version,
             "time_s": round(self._now() - self._started, 4),
-            "applied": applied,
-            "reward_mean": statistics.fmean(rewards),
-            "reward_std": statistics.pstdev(rewards),
+            "applied": result.applied,
+            "reward_mean": statistics.fmean(rewards) if rewards else None,
+            "reward_std": statistics.pstdev(rewards) if rewards else None,
             "finished_reward_mean": stats.finished_reward_mean,
             "finished_groups": stats.finished_groups,
-            "staleness_mean": statistics.fmean(stats.staleness),
-            "staleness_max": max(stats.staleness),
-            "staleness_histogram": {str(k): n for k, n in sorted(Counter(stats.staleness).items())},
+            "staleness_mean": statistics.fmean(staleness) if staleness else None,
+            "staleness_max": max(staleness, default=None),
+            "staleness_histogram": {str(k): n for k, n in sorted(Counter(staleness).items())},
             "two_version_rollouts": sum(
-                rollout.min_version != rollout.max_version for g in groups for rollout in g.rollouts
+                rollout.min_version != rollout.max_version for rollout in rollouts
             ),
-            "num_groups": len(groups),
-            "num_tokens": sum(group.num_tokens for group in groups),
+            "num_groups": len(judged.trained),
+            "num_tokens": sum(rollout.num_trained_tokens for rollout in rollouts),
+            "buffer/masked_groups": judged.masked_groups,
+            "buffer/masked_tokens": judged.masked_tokens,
+            "buffer/marked_samples": judged.marked_samples,
             "queue_groups": stats.queue_groups,
             "in_flight_groups": stats.in_flight_groups,
             "dropped": stats.dropped,
@@ -136,7 +169,7 @@ class StepMetrics:
             "train_s": times.parts["train_s"],
             "publish_s": times.parts["publish_s"],
             **self._syncs(),
-            **reports,
+            **result.reports,
         }
 
     def _syncs(self) -> dict[str, float | None]:

@@ -8,13 +8,12 @@ reads top to bottom; it waits for
   `trainer.batch_timeout_s`;
 * a batch: requested from the buffer for exactly the weights in hand; ends with `BatchReady`, or
   fails the run after `trainer.batch_timeout_s`;
-* the transfer of the previous version, only before an optimiser step: forward and backward overlap
-  with it; ends by `weights.timeout_s`; with `weights.snapshot` the copy of its weights alone;
+* its step (`optimisation.py`), and the user's batch filter, the backend and a transfer with it;
 * the engines' evaluations, before the first step and after the last; end by `eval.timeout_s`.
 
-A group past `max_staleness` for the weights that take the step is sent back untrained. A non-finite
-step is skipped and counted, and never published; `trainer.max_bad_steps` of them in a row end the
-run.
+What is past `max_staleness` for the weights that take the step is masked, or its group is sent back
+untrained. A step that is not finite, or has nothing to train, is skipped and counted, and never
+published; `trainer.max_bad_steps` of them in a row end the run.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from typing import assert_never
 
 from ratchet.actors.batch_requests import BatchRequests, RepeatRequest
 from ratchet.actors.evaluation import Evaluation, evaluate
+from ratchet.actors.judgement import BatchFilter
+from ratchet.actors.optimisation import Optimisation
 from ratchet.actors.publisher import Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
@@ -34,7 +35,6 @@ from ratchet.actors.transfer import Transfers
 from ratchet.actors.weight_sync import SyncEngine, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
-from ratchet.errors import RunFailed, StaleTerm
 from ratchet.messages import (
     AcquireTerm,
     BatchReady,
@@ -49,10 +49,9 @@ from ratchet.messages import (
     TrainerMessage,
     VersionUpdated,
 )
-from ratchet.staleness import Position, UnknownVersion
 from ratchet.status import EndStatus, Fact
 from ratchet.transport.weights.base import WeightSender
-from ratchet.types import Prompt, RoleInfo, RolloutGroup
+from ratchet.types import Prompt, RoleInfo
 
 _Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine | RepeatRequest
 
@@ -60,7 +59,7 @@ _Inbox = TrainerMessage | Down | RoleRegistered | SyncEngine | RepeatRequest
 class TrainerActor(RoleActor[_Inbox]):
     """The model in training and the sending end of weight sync."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything from outside is injected, by keyword
         self,
         system: System,
         role: RoleInfo,
@@ -71,6 +70,7 @@ class TrainerActor(RoleActor[_Inbox]):
         output: TrainerOutput,
         warm_start_prompts: Sequence[Prompt],
         snapshot: WeightSnapshot | None = None,
+        batch_filter: BatchFilter | None = None,
     ) -> None:
         super().__init__(system, role)
         self._config = config
@@ -107,8 +107,15 @@ class TrainerActor(RoleActor[_Inbox]):
             repeat_s=system.ask_timeout_s,
             log=self.log,
         )
-        self._step = 0
-        self._bad_steps = 0
+        self._optimisation = Optimisation(
+            config,
+            backend=backend,
+            publisher=self._publisher,
+            sync=self._sync,
+            batch_filter=batch_filter,
+            wait_for=self.wait_for,
+            log=self.log,
+        )
         self._stop_reason: str | None = None
         self._stepped_at: float | None = None
 
@@ -120,6 +127,7 @@ class TrainerActor(RoleActor[_Inbox]):
 
     async def release(self) -> None:
         """Free the model and the transfer group."""
+        self._optimisation.close()
         await self._sender.close()
         await self._backend.close()
 
@@ -145,7 +153,7 @@ class TrainerActor(RoleActor[_Inbox]):
             "waits_for_batch": self._requests.waiting,
             "publishing": self._sync.publishing,
             "last_step_s": None if self._stepped_at is None else self.now() - self._stepped_at,
-            "bad_steps": self._bad_steps,
+            "bad_steps": self._optimisation.bad_steps,
         }
 
     def receive(self, message: _Inbox) -> None:
@@ -182,6 +190,10 @@ class TrainerActor(RoleActor[_Inbox]):
                 assert_never(message)
 
     # --- the training task
+
+    @property
+    def _step(self) -> int:
+        return self._optimisation.num_steps
 
     async def _train(self) -> None:
         await self._begin()
@@ -227,47 +239,18 @@ class TrainerActor(RoleActor[_Inbox]):
         if ready is None:
             return
         times.mark("wait_s")
-        position = self._publisher.position
-        # judged again, against the weights that take the step: until then nothing changes them
-        fresh, stale = self._split_stale(ready.batch.groups, position)
-        rejected = {group.group_id: "stale" for group in stale}
-        applied, reports = await self._optimise(fresh, times) if fresh else (False, {})
-        if applied:
+        result = await self._optimisation.take(ready.batch.groups, times)
+        if result.applied:
             self._sync.publish()
-        else:
-            rejected |= {group.group_id: "non_finite" for group in fresh}
-        trained = tuple(group.group_id for group in fresh) if applied else ()
-        self._requests.account(
-            StepTrained(self._publisher.term, ready.batch.step, trained, rejected)
-        )
+        term, step = self._publisher.term, ready.batch.step
+        self._requests.account(StepTrained(term, step, result.trained, result.rejected))
         self._stepped_at = self.now()
         if self._config.trainer.synchronous:
             await self._sync.transferred()
             times.mark("publish_s")
-        if fresh:
-            self._output.step(
-                self._metrics.line(
-                    step=ready.batch.step,
-                    version=position.version,
-                    groups=fresh,
-                    stats=ready.stats,
-                    times=times,
-                    reports=reports,
-                    applied=applied,
-                )
-            )
-            self._count_bad_steps(applied, ready)
-
-    def _split_stale(
-        self, groups: Sequence[RolloutGroup], position: Position
-    ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
-        try:
-            return self._publisher.lineage.split_stale(
-                groups, position, self._config.buffer.max_staleness
-            )
-        except UnknownVersion as error:  # all of this term and of those before it are known here
-            msg = f"tokens of version {error} are not of term {self._publisher.term} or before it"
-            raise StaleTerm(f"{msg}: another trainer has taken over") from None
+        if result.judged.groups:
+            self._output.step(self._metrics.line(step, result, stats=ready.stats, times=times))
+            self._optimisation.count(result, step)
 
     async def _next_batch(self) -> BatchReady | None:
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
@@ -275,38 +258,6 @@ class TrainerActor(RoleActor[_Inbox]):
         return await self.wait_for(
             self._requests.next(), on=BUFFER, what=what, within_s=self._patience_s
         )
-
-    async def _optimise(
-        self, groups: Sequence[RolloutGroup], times: StepTimes
-    ) -> tuple[bool, dict[str, float]]:
-        """Take the step, or skip it; only its second half waits for the transfer in flight."""
-        gradients = await self._backend.forward_backward(groups)
-        times.mark("train_s")
-        if self._publisher.snapshot is None:
-            await self._sync.transferred()
-        async with self._publisher.changing():
-            times.mark("publish_s")
-            if not gradients.finite:
-                await self._backend.skip_step()
-                return False, dict(gradients.metrics)
-            report = await self._backend.optimizer_step()
-            times.mark("train_s")
-            if report.applied:
-                self._step += 1
-                # at once: the next batch is asked for by the number of the weights that train it
-                await self._publisher.reserve(self._step)
-                times.mark("publish_s")
-        return report.applied, {**gradients.metrics, **report.metrics}
-
-    def _count_bad_steps(self, applied: bool, ready: BatchReady) -> None:
-        self._bad_steps = 0 if applied else self._bad_steps + 1
-        if applied:
-            return
-        groups = [group.group_id for group in ready.batch.groups]
-        self.log.error("step_skipped", step=ready.batch.step, reason="non_finite", groups=groups)
-        if self._bad_steps >= self._config.trainer.max_bad_steps:
-            msg = f"{self._bad_steps} steps in a row were not finite; last groups: {groups}"
-            raise RunFailed(msg)
 
     # --- evaluation, the end
 

@@ -23,6 +23,7 @@ from ratchet.config import Config
 from ratchet.errors import ConfigError
 from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.batch_filter import open_batch_filter
 from ratchet.runtime.output import RunOutput
 from ratchet.runtime.scoring import ThreadScorer
 from ratchet.storage.ledger import GroupLedger
@@ -152,3 +153,4 @@ def _start_trainer(
         warm_start_prompts=warm_start_prompts(config, task),
         snapshot=snapshot,
     )
+        batch_filter=open_batch_filter(config.buffer),

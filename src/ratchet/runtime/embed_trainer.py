@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ratchet.actors.guest_trainer import GuestTrainer
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.errors import ConfigError
+from ratchet.runtime.batch_filter import open_batch_filter
 from ratchet.runtime.embed_guest import Host
 from ratchet.runtime.embed_link import BackgroundLoop
 from ratchet.runtime.embed_loop import OwnBatch, OwnLoop, Snapshot
@@ -71,7 +72,13 @@ async def start_trainer(
     directory = host.invitation.directory
     output = OwnOutput(RunOutput(directory) if directory is not None else None)
     ref = GuestTrainer.start(
-        member.system, member.role, config=config, loop=loop, sender=sender, output=output
+        member.system,
+        member.role,
+        config=config,
+        loop=loop,
+        sender=sender,
+        output=output,
+        batch_filter=open_batch_filter(config.buffer),
     )
     member.started(ref, config.runtime.heartbeat_s)
     return loop, output

@@ -20,6 +20,7 @@ from ratchet.algorithms.registry import ADVANTAGES, LOSSES
 from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
+from ratchet.runtime.batch_filter import load_batch_filter
 from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
 from ratchet.tasks.problems import check_task, fingerprint
@@ -43,6 +44,7 @@ def check_run(config: Config) -> Task:
             fit into the model.
     """
     Verdicts(config.buffer)  # imports what the user has named there
+    load_batch_filter(config.buffer)
     return _check_learner(config)
 
 
@@ -73,6 +75,8 @@ def check_role(kind: RoleKind, config: Config) -> None:
         TaskError: if the task does not load or has too few prompts.
         ConfigError: if something else is missing here.
     """
+    if kind == "trainer":
+        load_batch_filter(config.buffer)
     if kind not in {"registry", "buffer"}:
         _check_learner(config)
         return

@@ -8,7 +8,7 @@ import msgspec
 from tests.simulation.mutants.base import Patches, mutant
 
 from ratchet.actors.generation import Generator, GroupFailure
-from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.optimisation import Optimisation
 from ratchet.backends.rollout.fake import FakeEngine
 from ratchet.errors import RewardFailed
 from ratchet.types import Packed
@@ -16,17 +16,17 @@ from ratchet.types import Packed
 
 @mutant("a step that is not finite is published (prime-rl#2084)", seed=3)
 def non_finite_step_published() -> Patches:
-    optimise = TrainerActor._optimise
+    optimise = Optimisation._optimise
 
     async def publish(self: Any, groups: Any, times: Any) -> Any:
         applied, reports = await optimise(self, groups, times)
         if not applied:
-            self._step += 1
+            self.num_steps += 1
             async with self._publisher.changing():
-                await self._publisher.reserve(self._step)
+                await self._publisher.reserve(self.num_steps)
         return True, reports
 
-    return [(TrainerActor, "_optimise", publish)]
+    return [(Optimisation, "_optimise", publish)]
 
 
 @mutant("the same seed for different samples of a group (ms-swift#7858)", seed=2)

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from tests.helpers.training import make_groups
 
-from ratchet.actors.step_metrics import StepMetrics, StepTimes
-from ratchet.types import BufferStats, RolloutStats, VersionSpan
+from ratchet.actors.judgement import Judgement
+from ratchet.actors.step_metrics import StepMetrics, StepResult, StepTimes
+from ratchet.types import BufferStats, Packed, RolloutGroup, RolloutStats, VersionSpan
 
 
 class Clock:
@@ -18,24 +19,28 @@ class Clock:
         return self.time
 
 
-def stats(*workers: RolloutStats, staleness: tuple[int, ...] = (0, 2, 2)) -> BufferStats:
-    return BufferStats(3, 5, staleness, {"stale": 1}, 4, 6, workers)
+def stats(*workers: RolloutStats) -> BufferStats:
+    return BufferStats(3, 5, (9, 9, 9), {"stale": 1}, 4, 6, workers)
 
 
 def worker(name: str = "r0", incarnation: str = "a", **totals: Any) -> RolloutStats:
     return RolloutStats(name, incarnation, **totals)
 
 
-def line(metrics: StepMetrics, times: StepTimes, **kwargs: Any) -> dict[str, Any]:
-    defaults: dict[str, Any] = {
-        "step": 1,
-        "version": 0,
-        "groups": make_groups(3, 2),
-        "stats": stats(),
-        "reports": {"loss": 0.5},
-        "applied": True,
-    }
-    return metrics.line(times=times, **{**defaults, **kwargs})
+def result(*groups: RolloutGroup, **changes: Any) -> StepResult:
+    judged = Judgement(groups or tuple(make_groups(3, 2)), {})
+    staleness = (0, 2, 2)[: len(judged.groups)]
+    return StepResult(0, judged, staleness, applied=True, reports={"loss": 0.5})._replace(**changes)
+
+
+def line(
+    metrics: StepMetrics,
+    times: StepTimes,
+    found: StepResult | None = None,
+    stats: BufferStats = stats(),  # noqa: B008
+    step: int = 1,
+) -> dict[str, Any]:
+    return metrics.line(step, found or result(), stats=stats, times=times)
 
 
 def test_each_part_of_a_step_is_charged_once() -> None:
@@ -66,7 +71,7 @@ def test_a_line_has_what_the_step_and_the_buffer_saw() -> None:
     )
     rollouts = (two, groups[0].rollouts[1])
     groups[0] = msgspec.structs.replace(groups[0], rollouts=rollouts)
-    found = line(metrics, times, step=9, version=8, groups=groups, applied=False)
+    found = line(metrics, times, result(*groups, version=8, applied=False), step=9)
     rewards = [reward for group in groups for reward in group.rewards]
     assert (found["step"], found["version"], found["applied"]) == (9, 8, False)
     assert found["time_s"] == 4.0
@@ -77,6 +82,7 @@ def test_a_line_has_what_the_step_and_the_buffer_saw() -> None:
     assert found["two_version_rollouts"] == 1
     assert found["num_groups"] == 3
     assert found["num_tokens"] == sum(group.num_tokens for group in groups)
+    assert found["buffer/masked_tokens"] == found["buffer/marked_samples"] == 0
     assert (found["queue_groups"], found["in_flight_groups"]) == (3, 5)
     assert (found["dropped"], found["retried"], found["leases_expired"]) == ({"stale": 1}, 4, 6)
     assert (found["wait_s"], found["train_s"], found["publish_s"]) == (3.0, 1.0, 0.0)
@@ -113,3 +119,61 @@ def test_nobody_and_no_time_are_zero_not_an_error() -> None:
     found = line(metrics, StepTimes(clock), stats=stats())
     assert (found["rollout_busy_share"], found["tokens_per_s"]) == (0.0, 0.0)
     assert found["trainer_busy_share"] == 0.0
+
+
+def untrained(group: RolloutGroup, *indices: int) -> RolloutGroup:
+    rollouts = tuple(
+        msgspec.structs.replace(each, loss_mask=Packed("uint8", bytes(len(each.loss_mask))))
+        if index in indices
+        else each
+        for index, each in enumerate(group.rollouts)
+    )
+    return msgspec.structs.replace(group, rollouts=rollouts)
+
+
+def test_what_is_masked_is_in_no_mean_and_no_count_but_its_own() -> None:
+    clock = Clock()
+    first, second, third = make_groups(3, 2)
+    judged = Judgement(
+        (untrained(first, 0), untrained(second, 0, 1), third),
+        {second.group_id: "filter:batch", 77: "stale"},
+        masked_groups=2,
+        masked_tokens=5,
+        marked_samples=3,
+    )
+    found = line(
+        StepMetrics(clock), StepTimes(clock), result(judged=judged, staleness=[4, 1], reports={})
+    )
+    left = [first.rollouts[1], *third.rollouts]
+    assert found["reward_mean"] == pytest.approx(sum(each.reward for each in left) / 3)
+    assert found["num_groups"] == 2
+    assert found["num_tokens"] == sum(len(each.completion_ids) for each in left)
+    assert (found["staleness_max"], found["staleness_histogram"]) == (4, {"1": 1, "4": 1})
+    assert found["buffer/masked_groups"] == 2
+    assert found["buffer/masked_tokens"] == 5
+    assert found["buffer/marked_samples"] == 3
+
+
+def test_a_batch_with_nothing_to_train_has_a_line_too() -> None:
+    clock = Clock()
+    (group,) = make_groups(1, 2)
+    judged = Judgement(
+        (untrained(group, 0, 1),), {group.group_id: "filter:batch"}, marked_samples=2
+    )
+    nothing = result(judged=judged, staleness=[], applied=False, reports={})
+    found = line(StepMetrics(clock), StepTimes(clock), nothing)
+    assert (found["applied"], found["num_groups"], found["num_tokens"]) == (False, 0, 0)
+    assert found["reward_mean"] is found["reward_std"] is None
+    assert found["staleness_mean"] is found["staleness_max"] is None
+    assert found["buffer/marked_samples"] == 2
+
+
+def test_a_step_that_is_not_applied_has_trained_nothing() -> None:
+    first, second = make_groups(2, 2)
+    judged = Judgement((first, second), {second.group_id: "filter:batch", 77: "stale"})
+    taken = result(judged=judged)
+    assert taken.trained == (first.group_id,)
+    assert taken.rejected == judged.rejected
+    skipped = taken._replace(applied=False)
+    assert skipped.trained == ()
+    assert skipped.rejected == {**judged.rejected, first.group_id: "non_finite"}

@@ -68,6 +68,8 @@ class Backend(FakeBackend):
     def __init__(self, note: Callable[..., None], **script: Any) -> None:
         super().__init__(forward_backward_s=FORWARD_S, optimizer_s=OPTIMIZER_S, **script)
         self._note = note
+        self.trained: list[list[list[int]]] = []
+        """of each call, group and rollout, whether a token is trained"""
 
     async def warm_start(self, prompts: Sequence[Prompt]) -> Mapping[str, float]:
         self._note("warm_start", len(prompts))
@@ -75,6 +77,9 @@ class Backend(FakeBackend):
 
     async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
         self._note("forward", *(group.group_id for group in groups))
+        self.trained.append(
+            [[int(r.num_trained_tokens > 0) for r in group.rollouts] for group in groups]
+        )
         return await super().forward_backward(groups)
 
     async def optimizer_step(self) -> StepReport:
@@ -94,6 +99,8 @@ class World:
         *,
         script: Mapping[str, Any] | None = None,
         snapshot: Any = None,
+        rollouts: tuple[RoleInfo, ...] = (E0,),
+        batch_filter: Any = None,
         **sections: Any,
     ) -> None:
         trainer = {"num_steps": 2, "batch_timeout_s": BATCH_TIMEOUT_S}
@@ -105,7 +112,7 @@ class World:
         self.registry = self.others.ref("registry")
         self.registry.answer = self._registry
         self.snapshot = snapshot
-        self.rollouts: tuple[RoleInfo, ...] = (E0,)
+        self.rollouts = rollouts
         self.engines: dict[str, Callable[[int], WeightsLoaded]] = {}
         for name in ("rollout-0", "rollout-1"):
             self.others.ref(name).answer = self._engine(name)
@@ -125,6 +132,7 @@ class World:
             warm_start_prompts=[Prompt("w", "1>", reference="1")],
             snapshot=snapshot,
         )
+            batch_filter=batch_filter,
 
     def note(self, what: str, *details: Any) -> None:
         self.events.append((round(asyncio.get_running_loop().time(), 6), what, *details))
@@ -258,6 +266,11 @@ def group_of(group: RolloutGroup, version: int, group_id: int) -> RolloutGroup:
         _replaced(r, spans=tuple(_replaced(s, version=version) for s in r.spans))
         for r in group.rollouts
     )
+    return mixed_group(group, (version,) * len(group.rollouts), group_id)
+
+
+def mixed_group(group: RolloutGroup, versions: Sequence[int], group_id: int) -> RolloutGroup:
+    """Return the group with a version for each of its rollouts."""
     return _replaced(group, group_id=group_id, rollouts=rollouts)
 
 
@@ -452,6 +465,122 @@ def test_a_batch_that_is_not_due_is_never_trained() -> None:
     """The buffer may answer a repeated request twice; the second answer comes a step too late."""
 
     async def body(world: World) -> None:
+async def answer_mixed(world: World, number: int, *groups: tuple[int, ...]) -> None:
+    """Answer the `number`th request with groups that have a version per rollout."""
+    await world.until_request(number)
+    ready = world.batch(world.requests[-1][1] + 1, *(0 for _ in groups), first=10 * number)
+    mixed = [
+        mixed_group(group, versions, group.group_id)
+        for group, versions in zip(ready.batch.groups, groups, strict=True)
+    ]
+    world.ref.tell(_replaced(ready, batch=Batch(ready.batch.step, tuple(mixed))))
+
+
+def test_with_mask_what_is_stale_is_masked_by_the_weights_that_take_the_step() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await answer_mixed(world, 2, (0, 1), (0, 0), (1, 1))  # the bound is 0, the weights are 1
+        await world.end()
+        assert world.of("forward")[1][1:] == (20, 22)
+        assert world.backend.trained[1] == [[0, 1], [1, 1]]
+        assert world.buffer.of(StepTrained)[1] == StepTrained(1, 2, (20, 22), {21: "stale"})
+        line = world.lines[1]
+        assert (line["num_groups"], line["staleness_max"]) == (2, 0)
+        assert (line["buffer/masked_groups"], world.lines[0]["buffer/masked_groups"]) == (1, 0)
+        assert line["buffer/masked_tokens"] > 0
+
+    scenario(body, buffer={"batch_groups": 4, "max_staleness": 0, "unused": "mask"})
+
+
+class Marks:
+    """A batch filter by script: what `marks` of the calls so far says."""
+
+    def __init__(self, marks: Callable[[int, Sequence[RolloutGroup]], Any]) -> None:
+        self._marks = marks
+        self.seen: list[list[int]] = []
+        self.closed = 0
+
+    async def marks(self, groups: Sequence[RolloutGroup]) -> Any:
+        self.seen.append([group.group_id for group in groups])
+        found = self._marks(len(self.seen), groups)
+        return await found if isinstance(found, Awaitable) else found
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_what_the_batch_filter_marks_is_not_trained_and_the_batch_keeps_its_shape() -> None:
+    def half(call: int, groups: Sequence[RolloutGroup]) -> Any:
+        return [[True, False]] + [[True, True]] * (len(groups) - 1)
+
+    batch_filter = Marks(half)
+
+    async def body(world: World) -> None:
+        await world.answer(1, 0, 0)
+        await world.answer(2, 0, 0, 1)  # the first two are stale, and are not shown
+        await world.end()
+        assert batch_filter.seen == [[10, 11], [22]]
+        assert world.of("forward")[0][1:] == (10, 11)
+        assert world.backend.trained == [[[0, 1], [0, 0]], [[0, 1]]]
+        first, second = world.buffer.of(StepTrained)
+        assert first == StepTrained(1, 1, (10,), {11: "filter:batch"})
+        assert second == StepTrained(1, 2, (22,), {20: "stale", 21: "stale"})
+        assert [line["buffer/marked_samples"] for line in world.lines] == [3, 1]
+        assert [line["num_groups"] for line in world.lines] == [1, 1]
+        assert batch_filter.closed == 1
+
+    buffer = {"batch_groups": 4, "max_staleness": 0}
+    scenario(body, batch_filter=batch_filter, buffer=buffer)
+
+
+def test_a_batch_with_nothing_left_is_a_step_skipped_counted_and_not_published() -> None:
+    def first_all(call: int, groups: Sequence[RolloutGroup]) -> Any:
+        return [[call == 1] * 2 for _ in groups]
+
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.answer(2, 0)
+        await world.until_request(3)
+        assert world.order("forward", "skip", "optimizer") == ["forward", "optimizer"]
+        assert [e[1:] for e in world.of("reserve")] == [(0,), (1,)]
+        assert world.requests == [(0, 0), (0, 0), (1, 1)]
+        assert world.buffer.of(StepTrained)[0] == StepTrained(1, 1, (), {10: "filter:batch"})
+        line = world.lines[0]
+        assert (line["applied"], line["num_groups"], line["reward_mean"]) == (False, 0, None)
+        (event,) = world.log.named("step_skipped")
+        assert (event["reason"], event["groups"]) == ("nothing_to_train", [10])
+
+    scenario(body, batch_filter=Marks(first_all))
+
+
+def test_a_batch_filter_that_leaves_nothing_ends_the_run_in_the_end() -> None:
+    async def body(world: World) -> None:
+        for number in (1, 2, 3):
+            await world.answer(number, 0)
+        await world.end()
+        assert world.summaries[0]["reason"] == (
+            "3 steps in a row had no token to train (buffer.batch_filter = 'my.code:f');"
+            " last groups: [30]"
+        )
+
+    marks = Marks(lambda call, groups: [[True] * 2 for _ in groups])
+    scenario(body, batch_filter=marks, buffer={"batch_groups": 4, "batch_filter": "my.code:f"})
+
+
+def test_a_batch_filter_that_does_not_answer_ends_the_run() -> None:
+    async def body(world: World) -> None:
+        await world.answer(1, 0)
+        await world.end(BATCH_TIMEOUT_S + 20)
+        assert world.summaries[0]["reason"] == (
+            "trainer-0 waited 100.0 s (trainer.batch_timeout_s) on buffer.batch_filter for the"
+            " marks of step 1"
+        )
+        assert world.of("forward") == []
+
+    never = Marks(lambda call, groups: asyncio.get_running_loop().create_future())
+    scenario(body, batch_filter=never)
+
+
         await world.answer(1, 0)
         await world.until_request(2)
         await world.tell(world.batch(1, 0, first=10), world.batch(2, 0, first=70, term=0))
