@@ -21,6 +21,12 @@ def reward(prompt: Prompt, completion: str) -> Any:
     return _DO[prompt.text](completion)
 
 
+def reward_by_id(prompt: Prompt, completion: str) -> Any:
+    """Do what the prompt's id says: "WORD-NUMBER"; "good" is a reward that differs."""
+    word = prompt.prompt_id.partition("-")[0]
+    return float(len(set(completion))) if word == "good" else _DO[word](completion)
+
+
 def _raise(text: str) -> None:
     raise ValueError(text)
 

@@ -36,7 +36,7 @@ def test_a_reward_that_raises_is_a_failed_group_and_the_run_goes_on(tmp_path: Pa
     assert summary["status"] == "finished"
     assert summary["eval_after"]["version"] == 6
     groups = list(read_groups(tmp_path / "run" / "ledger.sqlite"))
-    failed = [g for g in groups if g.reason == "reward"]
+    failed = [g for g in groups if g.reason in {"reward_raised", "reward_invalid"}]
     assert len(failed) >= 3
     assert {g.state for g in failed} == {"dropped"}
     assert all(g.state != "trained" for g in failed)

@@ -91,7 +91,7 @@ class Generator(NamedTuple):
         except GenerationFailed as error:
             reason, detail = "generation", str(error)
         except RewardFailed as error:
-            reason, detail = "reward", str(error)
+            reason, detail = error.reason, str(error)
         return GroupFailure(assignment.group_id, assignment.attempt, reason, detail)
 
     async def evaluate(self, prompt: Prompt, request: EvaluatePolicy) -> float:
