@@ -102,7 +102,9 @@ async def run_in_process(
     )
 
     def start(role: RoleInfo) -> LocalRef:
-        return start_role(system, role, config=config, run=run, run_id=run_id, task=task)
+        return start_role(
+            system, role, config=config, run=run, run_id=run_id, task=task, in_process=True
+        )
 
     children = [
         (kind, RoleInProcess(kind, name, system=system, start=start))
