@@ -22,8 +22,8 @@ from ratchet.errors import AskTimeout, AuthFailed, ConfigError, RunFailed, Stale
 from ratchet.messages import EndRun
 from ratchet.runtime.embed import Guest
 from ratchet.runtime.embed_loop import OwnBatch, Snapshot
-from ratchet.runtime.embed_producer import Work
 from ratchet.runtime.embed_trainer import Trainer
+from ratchet.runtime.embed_work import Work
 from ratchet.status import RunStatus
 from ratchet.storage.groups import GroupRow
 from ratchet.storage.versions import read_versions
@@ -406,7 +406,7 @@ def test_what_could_not_be_trained_is_refused_where_it_was_made(alone: MiniRun) 
                 producer.finish(work, [rollout] * 2)
             return str(caught.value)
 
-        with pytest.raises(ValueError, match="a group has 2 rollouts"):
+        with pytest.raises(ValueError, match="a group has 2 trajectories"):
             producer.finish(work, [])
         assert "names versions [77], which this run has never had" in refused(
             [3], [-1.0], version=77
@@ -418,7 +418,10 @@ def test_what_could_not_be_trained_is_refused_where_it_was_made(alone: MiniRun) 
         assert "reward = nan" in refused([3], [-1.0], reward=float("nan"))
         assert "vocabulary, 0 to 13" in refused([14], [-1.0])
         assert "do not cover" in refused([3, 4], [-1.0] * 2, version=[VersionSpan(0, 0, 1)])
-        assert producer.finish(work, [work.rollout([3], [-1.0], reward=0, version=0)] * 2)
+        one, other = (work.rollout([3], [-1.0], reward=reward, version=0) for reward in (0, 1))
+        with pytest.raises(ValueError, match=r"rollout 1 .* rewards \[0.0, 1.0\]: each carries"):
+            producer.finish(work, [one, [one, other]])
+        assert producer.finish(work, [one, [other, other]])
     assert alone.refs["buffer"].is_alive()
 
 
