@@ -25,7 +25,7 @@ from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.batch_filter import open_batch_filter
 from ratchet.runtime.output import RunOutput
-from ratchet.runtime.scoring import ThreadScorer
+from ratchet.runtime.scoring import open_scorer
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 from ratchet.tasks.base import Task
@@ -74,9 +74,16 @@ def warm_start_prompts(config: Config, task: Task) -> list[Prompt]:
 
 
 def start_role(
-    system: System, role: RoleInfo, *, config: Config, run: RunDirectory, run_id: str, task: Task
+    system: System,
+    role: RoleInfo,
+    *,
+    config: Config,
+    run: RunDirectory,
+    run_id: str,
+    task: Task,
+    in_process: bool = False,
 ) -> LocalRef:
-    """Start the actor of a role on the running loop.
+    """Start the actor of a role on the running loop; `in_process` if all of the run is on it.
 
     Raises:
         UserError: if something that the configuration names does not load.
@@ -100,8 +107,8 @@ def start_role(
                 prompts=task.prompts("train"),
                 ledger=GroupLedger.open(run.ledger, run=run_id),
             )
-        case "rollout":
-            return _start_rollout(system, role, config, run, task)
+        case "rollout" | "evaluator":
+            return _start_rollout(system, role, config, run, task, in_process=in_process)
         case "trainer":
             return _start_trainer(system, role, config, run, task)
         case "producer":
@@ -109,7 +116,13 @@ def start_role(
 
 
 def _start_rollout(
-    system: System, role: RoleInfo, config: Config, run: RunDirectory, task: Task
+    system: System,
+    role: RoleInfo,
+    config: Config,
+    run: RunDirectory,
+    task: Task,
+    *,
+    in_process: bool,
 ) -> LocalRef:
     from ratchet.runtime.base_model import ensure_base_model
     from ratchet.transport.weights.registry import open_receiver
@@ -121,7 +134,7 @@ def _start_rollout(
         config=config,
         engine=create(config, ensure_base_model(config, run.base)),
         receiver=open_receiver(config.weights),
-        scorer=ThreadScorer(task),
+        scorer=open_scorer(config, task, in_process=in_process, log=system.log),
         eval_prompts=task.prompts("eval")[: config.eval.num_prompts],
     )
 

@@ -131,8 +131,8 @@ class World:
             output=self,
             warm_start_prompts=[Prompt("w", "1>", reference="1")],
             snapshot=snapshot,
-        )
             batch_filter=batch_filter,
+        )
 
     def note(self, what: str, *details: Any) -> None:
         self.events.append((round(asyncio.get_running_loop().time(), 6), what, *details))
@@ -262,15 +262,15 @@ class World:
 
 
 def group_of(group: RolloutGroup, version: int, group_id: int) -> RolloutGroup:
-    rollouts = tuple(
-        _replaced(r, spans=tuple(_replaced(s, version=version) for s in r.spans))
-        for r in group.rollouts
-    )
     return mixed_group(group, (version,) * len(group.rollouts), group_id)
 
 
 def mixed_group(group: RolloutGroup, versions: Sequence[int], group_id: int) -> RolloutGroup:
     """Return the group with a version for each of its rollouts."""
+    rollouts = tuple(
+        _replaced(r, spans=tuple(_replaced(s, version=version) for s in r.spans))
+        for r, version in zip(group.rollouts, versions, strict=True)
+    )
     return _replaced(group, group_id=group_id, rollouts=rollouts)
 
 
@@ -461,10 +461,6 @@ def test_a_batch_all_stale_takes_no_step_and_another_is_asked_for() -> None:
     scenario(body, buffer={"batch_groups": 4, "max_staleness": 0})
 
 
-def test_a_batch_that_is_not_due_is_never_trained() -> None:
-    """The buffer may answer a repeated request twice; the second answer comes a step too late."""
-
-    async def body(world: World) -> None:
 async def answer_mixed(world: World, number: int, *groups: tuple[int, ...]) -> None:
     """Answer the `number`th request with groups that have a version per rollout."""
     await world.until_request(number)
@@ -581,6 +577,10 @@ def test_a_batch_filter_that_does_not_answer_ends_the_run() -> None:
     scenario(body, batch_filter=never)
 
 
+def test_a_batch_that_is_not_due_is_never_trained() -> None:
+    """The buffer may answer a repeated request twice; the second answer comes a step too late."""
+
+    async def body(world: World) -> None:
         await world.answer(1, 0)
         await world.until_request(2)
         await world.tell(world.batch(1, 0, first=10), world.batch(2, 0, first=70, term=0))
