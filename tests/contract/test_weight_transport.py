@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,13 +23,14 @@ from tests.helpers.weights import (
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
+from ratchet.transport.weights import pieces
 from ratchet.transport.weights.base import LoadReport, SendReport, WeightReceiver
 from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.groups import GlooGroup
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.registry import open_receiver, open_sender
 from ratchet.transport.weights.staging import Staging
-from ratchet.types import WeightManifest, WeightRoute
+from ratchet.types import TensorSlot, WeightManifest, WeightRoute
 
 Loads = dict[str, asyncio.Task[LoadReport]]
 
@@ -43,6 +44,12 @@ both_sizes = pytest.mark.parametrize(
     "bucket_mib", [pytest.param(WHOLE, id="whole"), pytest.param(STREAMED, id="streamed")]
 )
 one_and_three = pytest.mark.parametrize("num_engines", [1, 3])
+
+
+@pytest.fixture(autouse=True)
+def _layers_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of both kinds of pieces: large tensors, from where they are, and packed ones."""
+    monkeypatch.setattr(pieces, "LARGE_BYTES", 2**17)
 
 
 class Fleet:
@@ -227,10 +234,11 @@ def test_one_bit_lost_in_transit_is_caught(
     inspect = Arrived.inspect
     calls = itertools.count()  # from a thread for each engine
 
-    def flip(bucket: torch.Tensor, slots: Any) -> Arrived:
+    def flip(bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
         if next(calls) == 0:
+            arriving = list(arriving)
             bucket[70] ^= 1
-        return inspect(bucket, slots)
+        return inspect(bucket, arriving)
 
     async def main() -> None:
         async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:
@@ -901,10 +909,10 @@ def _on_bucket(
     receive, mine = receiver.receive, set[Inbox]()
     make, put = Inbox.__init__, Inbox.put_bucket
 
-    def put_bucket(inbox: Inbox, bucket: torch.Tensor) -> None:
+    def put_bucket(inbox: Inbox, arrived: Arrived) -> None:
         if inbox in mine:
             act()
-        put(inbox, bucket)
+        put(inbox, arrived)
 
     async def receive_here(*args: Any) -> LoadReport:
         task = asyncio.current_task()

@@ -7,7 +7,7 @@ values alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -16,11 +16,20 @@ from ratchet.types import TensorSlot
 
 
 def pack(
-    bucket: torch.Tensor, slots: Sequence[TensorSlot], tensors: Sequence[torch.Tensor]
-) -> Iterator[TensorSlot]:
-    """Copy tensors into their slots, from any device, and zero what lies between. Yields each slot
-    when it is filled: who reads it then finds it in the cache. In host memory the copy has ended
-    by then.
+    bucket: torch.Tensor,
+    slots: Sequence[TensorSlot],
+    tensors: Sequence[torch.Tensor],
+    leave: Collection[str] = (),
+) -> Iterator[torch.Tensor]:
+    """Copy tensors into their slots, from any device, and zero what lies between. Yields what then
+    holds the values of each slot: who reads it at once finds it in the cache. In host memory the
+    copy has ended by then.
+
+    Args:
+        bucket: takes them.
+        slots: of the bucket, by offset.
+        tensors: one for each slot.
+        leave: names of those that stay where they are.
 
     Raises:
         TransferFailed: if a tensor is not what the manifest says; nothing is converted in silence.
@@ -35,10 +44,12 @@ def pack(
             raise TransferFailed(msg)
         if end < slot.offset:
             bucket[end : slot.offset].zero_()
-        on_device = bucket.device.type != "cpu"
-        view(bucket, slot).copy_(tensor.detach(), non_blocking=on_device)
         end = slot.offset + slot.num_bytes
-        yield slot
+        if slot.name in leave:
+            yield tensor.detach()
+        else:
+            on_device = bucket.device.type != "cpu"
+            yield view(bucket, slot).copy_(tensor.detach(), non_blocking=on_device)
     if end < len(bucket):
         bucket[end:].zero_()
 
@@ -55,10 +66,14 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, without a copy where it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
 def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in host memory, without a copy where it is contiguous there."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return flat.cpu().numpy().data
+    return flat_bytes(tensor).cpu().numpy().data
 
 
 def slot_bytes(bucket: memoryview, slots: Iterable[TensorSlot]) -> Iterator[memoryview]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -45,9 +45,16 @@ class Arrived(NamedTuple):
     """one per slot"""
 
     @classmethod
-    def inspect(cls, bucket: torch.Tensor, slots: Sequence[TensorSlot]) -> Arrived:
-        """Compute the digests; takes a while for a large bucket, so not on the event loop."""
-        digests = digests_of(slot_bytes(host_bytes(bucket), slots))
+    def inspect(cls, bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
+        """Compute the digests of what arrives, as it does; not on the event loop.
+
+        Args:
+            bucket: takes it.
+            arriving: yields the slots, by offset, each when it has arrived.
+        """
+        if bucket.device.type != "cpu":
+            arriving = list(arriving)  # one copy to the host for all
+        digests = digests_of(slot_bytes(host_bytes(bucket), arriving))
         return cls(bucket, bucket_digest(digests), digests)
 
 

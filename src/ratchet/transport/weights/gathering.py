@@ -11,17 +11,18 @@ missed is gathered again for it when they have ended. An end or `stop` unblocks 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSource
-from ratchet.transport.weights.buckets import host_bytes, pack, slot_bytes
+from ratchet.transport.weights.buckets import flat_bytes, host_bytes, pack, slot_bytes
 from ratchet.transport.weights.digest import bucket_digest, digests_of, make_trailer, whole_digest
+from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import TensorSlot, WeightManifest
+from ratchet.types import WeightManifest
 
 if TYPE_CHECKING:
     import torch
@@ -39,13 +40,23 @@ elsewhere, and so many seconds more."""
 _POLL_S: Final = 0.02
 
 
+class Gathered(NamedTuple):
+    """A bucket that is ready to travel."""
+
+    memory: torch.Tensor
+    """the staging buffer"""
+    pieces: Sequence[torch.Tensor]
+    """uint8, as `pieces_of` has them: in the staging buffer, or where the trainer's tensors are"""
+
+
 class _Buffer:
     """A staging buffer."""
 
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
         self.part: int | None = None
         """the bucket that it holds, whole"""
+        self.pieces: Sequence[torch.Tensor] = ()
 
 
 class Gathering:
@@ -57,6 +68,8 @@ class Gathering:
         source: WeightSource,
         allocate: Callable[[], Sequence[torch.Tensor]],
         lanes: Sequence[str],
+        *,
+        in_place: bool = False,
     ) -> None:
         """Gather nothing yet.
 
@@ -66,6 +79,8 @@ class Gathering:
             allocate: returns the two staging buffers, each as large as the largest bucket; called
                 on the gathering thread.
             lanes: names of those that will read.
+            in_place: leave large tensors in host memory where they are, and let them travel from
+                there.
         """
         self.gather_s = 0.0
         self.num_buckets = len(manifest.bucket_bytes)
@@ -73,6 +88,7 @@ class Gathering:
         self._slots = slots_by_bucket(manifest)
         self._source = source
         self._allocate = allocate
+        self._in_place = in_place
         self._buffers: list[_Buffer] = []
         self._digests: dict[int, bytes] = {}
         self._changed = threading.Condition()
@@ -113,27 +129,42 @@ class Gathering:
             TransferFailed: if a parameter is not as announced, or changed meanwhile.
             Exception: from the source.
         """
-        self._buffers = [_Buffer(data) for data in self._allocate()]
+        self._buffers = [_Buffer(memory) for memory in self._allocate()]
         self._wait_for_lanes()
         while (job := self._next()) is not None:
             part, buffer = job
             start = perf_counter()
-            self._gather(part, buffer.data[: self._manifest.bucket_bytes[part]])
+            buffer.pieces = self._gather(part, buffer.memory[: self._manifest.bucket_bytes[part]])
             self.gather_s += perf_counter() - start
             with self._changed:
                 buffer.part = part
                 self._changed.notify_all()
 
-    def _gather(self, part: int, bucket: torch.Tensor) -> None:
+    def _gather(self, part: int, bucket: torch.Tensor) -> Sequence[torch.Tensor]:
         slots = self._slots[part]
-        packed: Iterable[TensorSlot]
-        packed = pack(bucket, slots, self._source.read([slot.name for slot in slots]))
-        if bucket.device.type != "cpu":
-            packed = list(packed)  # one copy to the host for all
-        digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), packed)))
+        tensors = self._source.read([slot.name for slot in slots])
+        on_host = bucket.device.type == "cpu"
+        pieces = pieces_of(slots, len(bucket), split=on_host)
+        left: dict[str, torch.Tensor] = {}
+        if on_host and self._in_place:
+            named = {slot.name: tensor for slot, tensor in zip(slots, tensors, strict=True)}
+            large = [piece.large for piece in pieces if piece.large]
+            left = {name: named[name] for name in large if _can_stay(named[name])}
+        packed = pack(bucket, slots, tensors, left)
+        if on_host:
+            digest = bucket_digest(digests_of(map(host_bytes, packed)))
+        else:
+            list(packed)  # one copy to the host for all
+            digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), slots)))
         if self._digests.setdefault(part, digest) != digest:
             msg = f"the trainer's parameters in bucket {part} changed during the transfer"
             raise TransferFailed(msg)
+        return [
+            flat_bytes(left[piece.large])
+            if piece.large in left
+            else bucket[piece.start : piece.end]
+            for piece in pieces
+        ]
 
     def _wait_for_lanes(self) -> None:
         with self._changed:
@@ -182,7 +213,7 @@ class Gathering:
     @contextmanager
     def bucket(
         self, lane: str, part: int, deadline: Deadline, *, keep: bool = False
-    ) -> Iterator[torch.Tensor]:
+    ) -> Iterator[Gathered]:
         """Wait for a bucket, and hold its buffer while it travels; to keep it is to hold it until
         it is released.
 
@@ -192,7 +223,7 @@ class Gathering:
         buffer = self._take(lane, part, deadline)
         arrived = False
         try:
-            yield buffer.data[: self._manifest.bucket_bytes[part]]
+            yield Gathered(buffer.memory, buffer.pieces)
             arrived = True
         finally:
             with self._changed:
@@ -251,3 +282,7 @@ class Gathering:
 
     def _find(self, part: int) -> _Buffer | None:
         return next((buffer for buffer in self._buffers if buffer.part == part), None)
+
+
+def _can_stay(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -10,16 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.finalize import Arrived
-from ratchet.types import TensorSlot
 
 if TYPE_CHECKING:
-    import torch
-
     from ratchet.transport.weights.groups import Deadline
 
 
@@ -32,27 +28,26 @@ class Inbox:
 
     def __init__(
         self,
-        buckets: Sequence[Sequence[TensorSlot]],
+        num_buckets: int,
         staging: Sequence[int],
         hand_over: Callable[[], Callable[[], None]],
     ) -> None:
         """Hold nothing yet.
 
         Args:
-            buckets: the slots of each.
+            num_buckets: that come.
             staging: sizes of the buffers that they are received into.
             hand_over: parts with these buffers.
         """
-        self._buckets = buckets
+        self._num_buckets = num_buckets
         self.staging = staging
         self.room = len(staging)
-        self.is_whole = len(staging) == len(buckets)
+        self.is_whole = len(staging) == num_buckets
         """each bucket has a buffer of its own"""
         self.hand_over = hand_over
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[torch.Tensor | bytes | BaseException] = asyncio.Queue()
+        self._items: asyncio.Queue[Arrived | bytes | BaseException] = asyncio.Queue()
         self._room = threading.Semaphore(self.room)
-        self._num_taken = 0
         self.has = 0
         """parts that were handed over: the buckets, in order, and the trailer; of the thread"""
 
@@ -72,9 +67,9 @@ class Inbox:
         """Free the staging buffer that was waited for: nothing new is in it."""
         self._room.release()
 
-    def put_bucket(self, bucket: torch.Tensor) -> None:
+    def put_bucket(self, arrived: Arrived) -> None:
         """Hand the next bucket over."""
-        self._put(bucket)
+        self._put(arrived)
         self.has += 1
 
     def put_trailer(self, trailer: bytes) -> None:
@@ -82,21 +77,18 @@ class Inbox:
         self._put(trailer)
         self.has += 1
 
-    def _put(self, item: torch.Tensor | bytes) -> None:
+    def _put(self, item: Arrived | bytes) -> None:
         self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     # --- on the event loop
 
     async def bucket(self) -> Arrived:
-        """Return the next bucket, with its digests: computed here, while the next one travels."""
+        """Return the next bucket."""
         item = await self._next()
         if isinstance(item, bytes):
-            msg = "the trailer came before the last bucket"
+            msg = "the trainer came before the last bucket"
             raise TransferFailed(msg)
-        slots = self._buckets[self._num_taken]
-        self._num_taken += 1
-        inspect = partial(Arrived.inspect, item, slots)
-        return await asyncio.to_thread(inspect)  # noqa: TID251 - reads gigabytes
+        return item
 
     async def trailer(self) -> bytes:
         """Return the trailer."""
@@ -113,7 +105,7 @@ class Inbox:
 
     def drain(self) -> None:
         """Drop what is still to come; the thread goes on to the end of the transfer."""
-        self._room.release(len(self._buckets) + 1)
+        self._room.release(self._num_buckets + 1)
 
     def ended(self, taken: asyncio.Future[None]) -> None:
         """Pass the thread's error on, if it ended with one."""
@@ -121,7 +113,7 @@ class Inbox:
         if error is not None:
             self._items.put_nowait(error)
 
-    async def _next(self) -> torch.Tensor | bytes:
+    async def _next(self) -> Arrived | bytes:
         item = await self._items.get()
         if isinstance(item, BaseException):
             raise item

@@ -31,7 +31,7 @@ from ratchet.transport.weights.meeting import (
     patience_s,
     wait_for_go,
 )
-from ratchet.transport.weights.plan import check_specs, slots_by_bucket
+from ratchet.transport.weights.plan import check_specs
 from ratchet.transport.weights.scope import LoadScope
 from ratchet.transport.weights.shared_door import SHARED, host_id
 from ratchet.transport.weights.staging import NUM_STAGING, staging_sizes
@@ -104,7 +104,7 @@ class Receiver:
                 await link.run(lambda: announce(link, route, 1, ready, Deadline(route.timeout_s)))
             raise
         inbox = Inbox(
-            slots_by_bucket(manifest), self._staging_sizes(manifest, route), link.hand_over
+            len(manifest.bucket_bytes), self._staging_sizes(manifest, route), link.hand_over
         )
         host = host_id() if self._config.shared_memory else ""
         taken = link.run(lambda: _take(link, manifest, route, inbox, host))

@@ -190,10 +190,11 @@ class Sender:
         points = [plan.point for plan in transfer.lanes.values()]
         allocate: Callable[[], Sequence[torch.Tensor]]
         allocate = partial(self._staging.buffers, sizes, device)
-        if SHARED in transfer.lanes:
+        shares = SHARED in transfer.lanes
+        if shares:
             self._staging.free()
             allocate = self._neighbours.slots
-        return Gathering(transfer.manifest, self._source, allocate, points)
+        return Gathering(transfer.manifest, self._source, allocate, points, in_place=not shares)
 
     def _link(self, key: str, plan: LanePlan) -> Link:
         if key not in self._links:

@@ -128,8 +128,8 @@ class SharedLane(Lane):
                 return
             if len(self._kept) == NUM_STAGING:
                 gathering.release(self._kept.popleft())
-            with gathering.bucket(self._plan.point, part, self._deadline, keep=True) as bucket:
-                sharing.publish(part, starts.index(bucket.data_ptr()))
+            with gathering.bucket(self._plan.point, part, self._deadline, keep=True) as gathered:
+                sharing.publish(part, starts.index(gathered.memory.data_ptr()))
             self._kept.append(part)
         sharing.publish_trailer(gathering.num_buckets, gathering.trailer())
 

@@ -11,13 +11,15 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import host_bytes
 from ratchet.transport.weights.digest import trailer_bytes
+from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.plan import slots_by_bucket
 from ratchet.transport.weights.shared_door import POLL_MS, ROOM, SAYS, knock, name_of
 from ratchet.transport.weights.shared_segment import HELLO_BYTES, SeenSegment
 from ratchet.transport.weights.staging import NUM_STAGING
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet.transport.weights.inbox import Inbox
-    from ratchet.types import WeightManifest
+    from ratchet.types import TensorSlot, WeightManifest
 
 _GONE: Final = "the trainer goes on without this engine, or is gone"
 
@@ -72,15 +74,19 @@ class SharedReader:
         segment = self._attach(deadline, check)
         for _ in staging[:NUM_STAGING] if staging is not None else ():
             self._give_room()
-        for part, size in enumerate(manifest.bucket_bytes):
+        buckets = zip(slots_by_bucket(manifest), manifest.bucket_bytes, strict=True)
+        for part, (slots, size) in enumerate(buckets):
             if staging is None:
                 inbox.wait_for_room(deadline)
                 self._give_room()
             bucket = segment.slots[self._expect(part, deadline, check)][:size]
             if staging is not None:
-                bucket = staging[part][:size].copy_(bucket)
+                own = staging[part][:size]
+                arrived = Arrived.inspect(own, _copied(own, bucket, slots))
                 self._give_room()
-            inbox.put_bucket(bucket)
+            else:
+                arrived = Arrived.inspect(bucket, slots)
+            inbox.put_bucket(arrived)
         self._expect(len(manifest.bucket_bytes), deadline, check)
         inbox.put_trailer(bytes(host_bytes(segment.trailer[: trailer_bytes(manifest)])))
 
@@ -162,3 +168,13 @@ def _heard(conn: socket.socket) -> bytes:
         with contextlib.suppress(OSError):
             return conn.recv(SAYS.size)
     return b""
+
+
+def _copied(
+    to: torch.Tensor, bucket: torch.Tensor, slots: Sequence[TensorSlot]
+) -> Iterator[TensorSlot]:
+    """Copy a bucket, slot by slot; who reads one at once finds it in the cache."""
+    ends = (*(slot.offset for slot in slots[1:]), len(bucket))
+    for slot, end in zip(slots, ends, strict=True):
+        to[slot.offset : end] = bucket[slot.offset : end]
+        yield slot

@@ -44,7 +44,7 @@ class Staging:
         if not fits:
             del held
             self._held = []  # the old ones first: never both
-            self._held += [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+            self._held += [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
         return self._held
 
     def hand_over(self) -> Callable[[], None]:

@@ -2,24 +2,28 @@
 them: both sides.
 
 The sending side consumes buckets that are gathered while the last one travels, the receiving side
-produces buckets in an inbox and receives one while the one before is written. Runs on the threads
-of the links. Each waits for its peers, for one bucket never longer than `limit_s`: whoever takes
-longer has left the round, as far as the others are concerned.
+produces buckets in an inbox and receives one while the one before is written. All pieces of a
+bucket are under way at once, and digests follow them. Runs on the threads of the links. Each waits
+for its peers, for one bucket never longer than `limit_s`: whoever takes longer has left the round,
+as far as the others are concerned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from ratchet.transport.weights.buckets import host_bytes
 from ratchet.transport.weights.digest import trailer_bytes
+from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.gathering import Gathering
 from ratchet.transport.weights.groups import Deadline, Group
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
-from ratchet.types import WeightManifest
+from ratchet.transport.weights.pieces import Piece, pieces_of
+from ratchet.transport.weights.plan import slots_by_bucket
+from ratchet.types import TensorSlot, WeightManifest
 
 
 def send_round(
@@ -38,12 +42,14 @@ def send_round(
     """
     wait_for_trailer: Callable[[], None] | None = None
     for part in range(first, gathering.num_buckets):
-        with gathering.bucket(point, part, deadline) as bucket:
+        with gathering.bucket(point, part, deadline) as gathered:
             link.check()
-            wait = group.move(bucket, deadline.within(limit_s))
+            limit = deadline.within(limit_s)
+            waits = [group.move(piece, limit) for piece in gathered.pieces]
             if part == gathering.num_buckets - 1:
                 wait_for_trailer = _send_trailer(group, gathering, deadline.within(limit_s))
-            wait()
+            for wait in waits:
+                wait()
     link.check()
     if wait_for_trailer is None:
         wait_for_trailer = _send_trailer(group, gathering, deadline.within(limit_s))
@@ -75,28 +81,43 @@ def receive_round(
     """
     staging = link.staging(inbox.staging, group.device)
     trailer = group.allocate(trailer_bytes(manifest))
-    num_buckets = len(manifest.bucket_bytes)
+    buckets = slots_by_bucket(manifest)
     wait_for_trailer: Callable[[], None] | None = None
-    for part in range(first, num_buckets):
+    for part in range(first, len(buckets)):
+        num_bytes = manifest.bucket_bytes[part]
         has_room = part >= inbox.has or not inbox.is_whole
         if has_room:
             inbox.wait_for_room(deadline.within(limit_s))
-            bucket = staging[inbox.has % len(staging)][: manifest.bucket_bytes[part]]
+            bucket = staging[inbox.has % len(staging)][:num_bytes]
         else:  # all the memory is spoken for
-            bucket = group.allocate(manifest.bucket_bytes[part])
-        is_new = False
+            bucket = group.allocate(num_bytes)
+        arrived: Arrived | None = None
         try:
-            wait = group.move(bucket, deadline.within(limit_s))
-            if part == num_buckets - 1:  # begun together: one wake-up less
+            limit = deadline.within(limit_s)
+            pieces = pieces_of(buckets[part], num_bytes, split=group.device.type == "cpu")
+            waits = [group.move(bucket[piece.start : piece.end], limit) for piece in pieces]
+            if part == len(buckets) - 1:  # begun together: one wake-up less
                 wait_for_trailer = group.move(trailer, deadline.within(limit_s))
-            wait()
-            is_new = part == inbox.has
+            arriving = _arriving(pieces, waits)
+            if part == inbox.has:
+                arrived = Arrived.inspect(bucket, arriving)
+            else:
+                list(arriving)
         finally:
-            if has_room and not is_new:
+            if has_room and arrived is None:
                 inbox.return_room()
-        if is_new:
-            inbox.put_bucket(bucket)
+        if arrived is not None:
+            inbox.put_bucket(arrived)
     if wait_for_trailer is None:
         wait_for_trailer = group.move(trailer, deadline.within(limit_s))
     wait_for_trailer()
     inbox.put_trailer(bytes(host_bytes(trailer)))
+
+
+def _arriving(pieces: Sequence[Piece], waits: Sequence[Callable[[], None]]) -> Iterator[TensorSlot]:
+    """Yield the slots of a bucket, each when it has arrived: who reads it at once finds it in the
+    cache, and does so while the next one travels.
+    """
+    for piece, wait in zip(pieces, waits, strict=True):
+        wait()
+        yield from piece.slots

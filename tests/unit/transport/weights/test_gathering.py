@@ -9,13 +9,16 @@ from time import monotonic
 
 import pytest
 import torch
-from tests.helpers.weights import FakeSource
+from tests.helpers.weights import FakeSource, digest_of_tensors, make_tensors
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights import pieces
+from ratchet.transport.weights.buckets import view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
-from ratchet.transport.weights.gathering import Gathering
+from ratchet.transport.weights.gathering import Gathered, Gathering
 from ratchet.transport.weights.groups import Deadline
-from ratchet.transport.weights.plan import make_manifest
+from ratchet.transport.weights.pieces import pieces_of
+from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 
 NUM = 6
 
@@ -48,8 +51,8 @@ class Lanes:
     def read(self, lane: str, parts: Sequence[int]) -> None:
         """Let a lane read buckets, each of which must hold what it should."""
         for part in parts:
-            with self.gathering.bucket(lane, part, Deadline(20.0)) as bucket:
-                assert bucket.view(torch.int64).tolist() == [part] * 64
+            with self.gathering.bucket(lane, part, Deadline(20.0)) as gathered:
+                assert values(gathered) == [part] * 64
 
     def start(self, lane: str, parts: Sequence[int] = range(NUM)) -> threading.Thread:
         def run() -> None:
@@ -66,6 +69,10 @@ class Lanes:
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()
+
+
+def values(gathered: Gathered) -> list[int]:
+    return torch.cat(list(gathered.pieces)).view(torch.int64).tolist()
 
 
 @pytest.fixture
@@ -132,11 +139,11 @@ def test_a_lane_that_hangs_does_not_hold_the_others(opened: list[Lanes]) -> None
     lanes = Lanes("slow", "a", "b")
     opened.append(lanes)
     others = [lanes.start("a"), lanes.start("b")]
-    with lanes.gathering.bucket("slow", 0, Deadline(20.0)) as bucket:
+    with lanes.gathering.bucket("slow", 0, Deadline(20.0)) as gathered:
         for thread in others:
             thread.join(20)
             assert not thread.is_alive()
-        assert bucket.view(torch.int64).tolist() == [0] * 64, "its buffer is still its own"
+        assert values(gathered) == [0] * 64, "its buffer is still its own"
     lanes.start("slow", range(1, NUM)).join(20)
     lanes.close()
     assert lanes.error is None
@@ -212,6 +219,39 @@ def test_stop_unblocks_a_lane_at_once(opened: list[Lanes]) -> None:
         pass
     assert monotonic() - start < 20
     go_on.set()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_large_tensors_travel_from_where_they_are(
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LARGE_BYTES", 2**16)
+    tensors = make_tensors(1)
+    turned = torch.randn(300, 300).t()
+    tensors["embed.weight"], tensors["turned"] = torch.randn(300, 300), turned
+    source = FakeSource(tensors)
+    manifest = make_manifest(source.specs(), 2**20, term=1, version=2, step=2)
+    staging = [torch.zeros(max(manifest.bucket_bytes), dtype=torch.uint8) for _ in range(2)]
+    gathering = Gathering(manifest, source, lambda: staging, ["a"], in_place=in_place)
+    thread = threading.Thread(target=gathering.run)
+    thread.start()
+    arrived: list[torch.Tensor] = []
+    at: set[int] = set()
+    for part, slots in enumerate(slots_by_bucket(manifest)):
+        bucket = torch.zeros(manifest.bucket_bytes[part], dtype=torch.uint8)
+        with gathering.bucket("a", part, Deadline(20.0)) as gathered:
+            for piece, data in zip(pieces_of(slots, len(bucket)), gathered.pieces, strict=True):
+                bucket[piece.start : piece.end] = data
+                at.add(data.data_ptr())
+        arrived += [view(bucket, slot) for slot in slots]
+    gathering.end("a")
+    thread.join(20)
+    for tensor, sent in zip(arrived, tensors.values(), strict=True):
+        assert torch.equal(tensor, sent)
+    assert gathering.digest == digest_of_tensors(tensors, 2**20)
+    large = {name for name, tensor in tensors.items() if tensor.data_ptr() in at}
+    contiguous = {name for name in tensors if name.endswith("weight")} - {"norm.weight"}
+    assert large == (contiguous if in_place else set())
 
 
 def _true(value: bool) -> None:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,12 +18,14 @@ import torch
 from tests.helpers.weights import make_tensors, specs_of
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.plan import make_manifest
 from ratchet.transport.weights.shared import SharedRing, Sharing
 from ratchet.transport.weights.shared_door import host_id
 from ratchet.transport.weights.shared_reader import SharedReader
 from ratchet.transport.weights.shared_segment import OwnSegment, SeenSegment
+from ratchet.types import TensorSlot
 
 MANIFEST = make_manifest(specs_of(make_tensors(1), {}), 2**17, term=1, version=1, step=1)
 NUM_BUCKETS = len(MANIFEST.bucket_bytes)
@@ -47,9 +49,9 @@ class Taker:
             msg = "no room"
             raise TransferFailed(msg)
 
-    def put_bucket(self, bucket: torch.Tensor) -> None:
+    def put_bucket(self, arrived: Arrived) -> None:
         self.took[len(self.buckets)].set()
-        self.buckets.append(self.keep(bucket))
+        self.buckets.append(self.keep(arrived.bucket))
 
     def put_trailer(self, trailer: bytes) -> None:
         self.trailer = trailer
@@ -139,26 +141,24 @@ def test_room_is_given_when_a_bucket_was_copied_and_not_before(
     rooms, copies = itertools.count(), itertools.count()
     given = 0
 
-    class Memory:
-        def __getitem__(self, place: slice) -> Memory:
-            return self
-
-        def copy_(self, bucket: torch.Tensor) -> torch.Tensor:
-            assert given == next(copies) + 2
-            return bucket.clone()
+    def watch(bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
+        arrived = inspect(bucket, arriving)
+        assert given == next(copies) + 2
+        return arrived
 
     def count(reader: SharedReader) -> None:
         nonlocal given
         given = next(rooms) + 1
         give(reader)
 
-    give = SharedReader._give_room
+    give, inspect = SharedReader._give_room, Arrived.inspect
     monkeypatch.setattr(SharedReader, "_give_room", count)
+    monkeypatch.setattr(Arrived, "inspect", watch)
     ends.ring.reserve(MANIFEST)
     sharing = ends.ring.open("transfer", [1])
     reader = ends.readers[1] = SharedReader()
     reader.knock(ends.ring.address, "transfer", 1, Deadline(20.0))
-    staging = [Memory()] * NUM_BUCKETS
+    staging = [torch.zeros(size, dtype=torch.uint8) for size in MANIFEST.bucket_bytes]
     load = ends.pool.submit(reader.receive, MANIFEST, Taker(), staging, Deadline(20.0), nothing)
     send(sharing)
     load.result(10)
@@ -396,8 +396,8 @@ def _read_and_stop(address: str) -> None:
 
 
 class Stopper(Taker):
-    def put_bucket(self, bucket: torch.Tensor) -> None:
-        super().put_bucket(bucket)
+    def put_bucket(self, arrived: Arrived) -> None:
+        super().put_bucket(arrived)
         if len(self.buckets) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -13,7 +13,7 @@ from ratchet.errors import TransferFailed
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
-from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
+from ratchet.transport.weights.plan import make_manifest
 from ratchet.transport.weights.stream import receive_round
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class FakeGroup:
 @pytest.mark.parametrize("breaks_at", range(NUM_BUCKETS + 1))
 def test_what_is_sent_again_goes_nowhere_near_what_is_staged(breaks_at: int) -> None:
     async def main() -> None:
-        inbox = Inbox(slots_by_bucket(MANIFEST), MANIFEST.bucket_bytes, lambda: lambda: None)
+        inbox = Inbox(NUM_BUCKETS, MANIFEST.bucket_bytes, lambda: lambda: None)
         assert inbox.is_whole
         link = Link("127.0.0.1", 1, "unused", CPU)
         with pytest.raises(TransferFailed, match="lost"):
