@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyarrow import Table, parquet
 
 from ratchet.config import TaskConfig
 from ratchet.tasks.base import Conversation, MultiTurnTask, Step, Task
@@ -35,6 +36,7 @@ class Doubles:
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "copy": {"name": "copy", "args": {"digits": 3, "num_prompts": 50, "holdout": 9}},
+    "dataset": {"name": "dataset", "args": {"path": "{tmp}/data.parquet", "holdout": 0.4}},
     "guess": {"name": "guess", "args": {"highest": 30, "num_prompts": 50, "holdout": 9}},
     "jsonl": {"name": "jsonl", "args": {"path": "{tmp}/data.jsonl", "holdout": 0.4}},
     "reasoning-gym": {
@@ -45,6 +47,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "name": "reasoning-gym",
         "args": {"dataset": "gcd", "size": 30, "holdout": 5},
     },
+    "mixture": {
+        "tasks": [
+            {"name": "copy", "args": {"digits": 2, "num_prompts": 20, "holdout": 4}, "weight": 3},
+            {"name": "{tmp}/own.py:Doubles", "args": {"size": 7}},
+            {"name": "guess", "args": {"highest": 9, "num_prompts": 9, "holdout": 3}},
+        ],
+    },
     "own": {"name": "{tmp}/own.py:Doubles", "args": {"size": 7}},
 }
 
@@ -53,10 +62,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TaskConfig:
     folder = tmp_path_factory.mktemp("task")
     (folder / "own.py").write_text(OWN, encoding="utf-8")
-    lines = (f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(30))
-    (folder / "data.jsonl").write_text("".join(lines), encoding="utf-8")
+    rows = [{"prompt": f"{n}+1=", "answer": f"{n + 1}"} for n in range(30)]
+    (folder / "data.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(rows))
+    parquet.write_table(Table.from_pylist(rows), folder / "data.parquet")
     encoded = msgspec.json.encode(CONFIGS[request.param]).replace(b"{tmp}", str(folder).encode())
-    return TaskConfig(**msgspec.json.decode(encoded))
+    return TaskConfig.model_validate_json(encoded)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +104,9 @@ def test_turns_end_and_any_process_may_take_the_next_one(task: Task, config: Tas
         return  # a task of one turn
     other = build_task(config, seed=4)
     assert isinstance(other, MultiTurnTask)
-    for prompt in task.prompts("eval"):
+    with_turns = [prompt for prompt in task.prompts("eval") if task.max_turns(prompt) > 1]
+    assert with_turns
+    for prompt in with_turns:
         turns, replies, state = ("-",), (), None
         while True:
             said = Conversation(turns, replies, state, seed=7)
@@ -118,7 +130,7 @@ OTHER_PROCESS = """
 import sys, msgspec
 from ratchet.config import TaskConfig
 from ratchet.tasks.registry import build_task
-task = build_task(TaskConfig(**msgspec.json.decode(sys.stdin.buffer.read())), seed=4)
+task = build_task(TaskConfig.model_validate_json(sys.stdin.buffer.read()), seed=4)
 pair = [list(task.prompts(split)) for split in ("train", "eval")]
 sys.stdout.buffer.write(msgspec.msgpack.encode(pair))
 """

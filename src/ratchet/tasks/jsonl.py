@@ -1,8 +1,8 @@
 """The task "jsonl": problems from a file of one JSON object per line.
 
 Consumes {"prompt": str, "answer"?: str, "id"?: str, "metadata"?: object} lines, produces prompts in
-the file's order; waits for nothing. A completion is right if it equals the answer, white space at
-both ends aside; a score of one's own goes into `task.reward`.
+the file's order; waits for the disk. `score` says when a completion is right (`tasks.answers`); a
+score of one's own goes into `task.reward`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,12 @@ from typing import Any
 
 import msgspec
 
-from ratchet.errors import RewardFailed, TaskError
-from ratchet.tasks.arguments import Holdout, TaskArgs, parse_args
-from ratchet.tasks.base import Split
-from ratchet.tasks.problems import Splits, problem_id, split_by_text
+from ratchet.errors import TaskError
+from ratchet.tasks.answered import AnsweredArgs, AnsweredTask, split_rows
+from ratchet.tasks.answers import find_score
+from ratchet.tasks.arguments import parse_args
+from ratchet.tasks.problems import Splits, problem_id
 from ratchet.types import Prompt
-
-
-class JsonlArgs(TaskArgs):
-    """`task.args` of the task "jsonl"."""
-
-    path: str
-    """The file; a relative path starts at the working directory."""
-    eval_path: str | None = None
-    """A second file that is all held out, in place of `holdout`."""
-    holdout: Holdout = 0
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,29 +28,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, Any] = {}
 
 
-class JsonlTask:
-    """Problems with known answers, or with a reward function of the user's own."""
-
-    def __init__(self, splits: Splits) -> None:
-        self._splits = splits
-
-    def prompts(self, split: Split) -> tuple[Prompt, ...]:
-        """Return the prompts of a split, in the order of the file."""
-        return self._splits.of(split)
-
-    def score(self, prompt: Prompt, completion: str) -> float:
-        """Return 1.0 if the completion is the answer, white space at both ends aside, else 0.0.
-
-        Raises:
-            RewardFailed: if the prompt has no answer.
-        """
-        if prompt.reference is None:
-            msg = f"the prompt {prompt.prompt_id!r} has no answer to compare with"
-            raise RewardFailed(msg)
-        return float(completion.strip() == prompt.reference.strip())
-
-
-def build_jsonl(args: Mapping[str, Any], *, needs_answers: bool) -> JsonlTask:
+def build_jsonl(args: Mapping[str, Any], *, needs_answers: bool) -> AnsweredTask:
     """Build the task from `task.args`.
 
     Args:
@@ -68,55 +37,27 @@ def build_jsonl(args: Mapping[str, Any], *, needs_answers: bool) -> JsonlTask:
             scores.
 
     Raises:
-        TaskError: if an argument is wrong, or with file and line if the data is.
+        TaskError: if an argument is wrong; and from the task's prompts, with file and line, if the
+            data is.
     """
-    parsed = parse_args(JsonlArgs, args)
-    if parsed.eval_path is None:
-        prompts = _read({"path": parsed.path}, needs_answers)["path"]
-        return JsonlTask(split_by_text(prompts, parsed.holdout))
-    if parsed.holdout:
-        msg = (
-            f"task.args.holdout = {parsed.holdout:g} and task.args.eval_path ="
-            f" {parsed.eval_path!r} both say what is held out; give one of them"
-        )
-        raise TaskError(msg)
-    files = _read({"path": parsed.path, "eval_path": parsed.eval_path}, needs_answers)
-    train = {prompt.text: prompt.prompt_id for prompt in files["path"]}
-    for prompt in files["eval_path"]:
-        if prompt.text in train:
-            msg = (
-                f"the problem {prompt.text!r} is in {parsed.path} (id {train[prompt.text]}) and in"
-                f" {parsed.eval_path} (id {prompt.prompt_id}); held-out problems must not be"
-                " trained on, so take it out of one of them"
-            )
-            raise TaskError(msg)
-    return JsonlTask(Splits(tuple(files["path"]), tuple(files["eval_path"])))
+    parsed = parse_args(AnsweredArgs, args)
+
+    def read() -> Splits:
+        held_out = None
+        if parsed.eval_path is not None:
+            held_out = _rows("eval_path", parsed.eval_path, needs_answers)
+        train = _rows("path", parsed.path, needs_answers)
+        return split_rows(train, held_out, parsed.holdout, held_out_by="eval_path")
+
+    return AnsweredTask(read, find_score(parsed.score))
 
 
-def _read(files: Mapping[str, str], needs_answers: bool) -> dict[str, list[Prompt]]:
-    """Read the file of each argument; ids are unique across all of them."""
-    prompts: dict[str, list[Prompt]] = {field: [] for field in files}
-    place_of: dict[str, str] = {}
-    for field, path in files.items():
-        for place, line in _lines(field, Path(path)):
-            prompt = _parse(line, place, needs_answers)
-            first = place_of.setdefault(prompt.prompt_id, place)
-            if first != place:
-                msg = (
-                    f"{place}: the id {prompt.prompt_id!r} is already taken by {first} (without an"
-                    ' "id", the same prompt has the same one); remove the line, or give it an "id"'
-                    " of its own"
-                )
-                raise TaskError(msg)
-            prompts[field].append(prompt)
-        if not prompts[field]:
-            msg = f"task.args.{field} = {path!r}: the file has no lines"
-            raise TaskError(msg)
-    return prompts
+def lines(field: str, path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the place ("file:line") and the bytes of each line that is not blank.
 
-
-def _lines(field: str, path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the place ("file:line") and the bytes of each line that is not blank."""
+    Raises:
+        TaskError: if the file, which `task.args.<field>` names, cannot be read.
+    """
     try:
         with path.expanduser().open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -125,6 +66,11 @@ def _lines(field: str, path: Path) -> Iterator[tuple[str, bytes]]:
     except OSError as error:
         msg = f"task.args.{field} = {str(path)!r}: cannot read {path.resolve()}: {error.strerror}"
         raise TaskError(msg) from None
+
+
+def _rows(field: str, path: str, needs_answers: bool) -> Iterator[tuple[str, Prompt]]:
+    for place, line in lines(field, Path(path)):
+        yield place, _parse(line, place, needs_answers)
 
 
 def _parse(line: bytes, place: str, needs_answers: bool) -> Prompt:

@@ -176,6 +176,13 @@ def _mixture(config: TaskConfig, seed: int) -> Task:
     return MixtureTask(tasks, config.weights)
 
 
+def _dataset(config: TaskConfig, seed: int) -> Task:
+    from ratchet.tasks.dataset import build_dataset
+
+    del seed  # the data's order is kept
+    return build_dataset(config.args, needs_answers=config.reward is None)
+
+
 def _jsonl(config: TaskConfig, seed: int) -> Task:
     from ratchet.tasks.jsonl import build_jsonl
 
@@ -191,6 +198,7 @@ def _reasoning_gym(config: TaskConfig, seed: int) -> Task:
 
 _BUILTIN: Final[dict[str, Callable[[TaskConfig, int], Task]]] = {
     "copy": _copy,
+    "dataset": _dataset,
     "guess": _guess,
     "jsonl": _jsonl,
     "reasoning-gym": _reasoning_gym,

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import RewardFailed, TaskError
-from ratchet.tasks.jsonl import JsonlTask, build_jsonl
+from ratchet.tasks.answered import AnsweredTask
+from ratchet.tasks.jsonl import build_jsonl
 from ratchet.tasks.problems import problem_id
+from ratchet.types import Prompt
 
 
 def write(path: Path, *lines: str) -> str:
@@ -14,8 +16,10 @@ def write(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def build(args: dict[str, object], *, needs_answers: bool = True) -> JsonlTask:
-    return build_jsonl(args, needs_answers=needs_answers)
+def build(args: dict[str, object], *, needs_answers: bool = True) -> AnsweredTask:
+    task = build_jsonl(args, needs_answers=needs_answers)
+    task.prompts("train")  # what reads the file
+    return task
 
 
 def test_lines_become_prompts_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_a_second_file_is_held_out_whole(tmp_path: Path) -> None:
             ['{"prompt": "a", "answer": "1"}', "", '{"prompt": "a", "answer": "1"}'],
             r"d\.jsonl:3: .*already taken by .*d\.jsonl:1 .*the same prompt",
         ),
-        ([""], "task.args.path = .*no lines"),
+        ([""], r"task\.args\.path: there are no lines"),
     ],
 )
 def test_bad_data_names_file_and_line(tmp_path: Path, lines: list[str], words: str) -> None:
@@ -125,5 +129,18 @@ def test_wrong_arguments_name_field_value_and_way_out(tmp_path: Path) -> None:
 def test_a_held_out_problem_that_is_also_trained_on_is_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "t.jsonl", '{"prompt": "a", "answer": "1", "id": "x"}')
     held_out = write(tmp_path / "e.jsonl", '{"prompt": "a", "answer": "1", "id": "y"}')
-    with pytest.raises(TaskError, match=r"'a' is in .*t\.jsonl \(id x\) and in .*e\.jsonl \(id y"):
+    with pytest.raises(TaskError, match=r"'a' is at .*t\.jsonl:1 and at .*e\.jsonl:1; held"):
         build({"path": train, "eval_path": held_out})
+
+
+def test_who_only_scores_never_reads_the_file(tmp_path: Path) -> None:
+    task = build_jsonl({"path": str(tmp_path / "none.jsonl")}, needs_answers=True)
+    assert task.score(Prompt("a", "2+2=", "4"), "4") == 1.0
+
+
+def test_answers_may_be_compared_as_mathematics(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", '{"prompt": "1/4+1/4", "answer": "1/2"}')
+    task = build({"path": path, "score": "math"})
+    assert task.score(task.prompts("train")[0], r"so \boxed{\frac{2}{4}}") == 1.0
+    with pytest.raises(TaskError, match=r"task\.args\.score = 'maths': .*'exact' or 'math'"):
+        build({"path": path, "score": "maths"})

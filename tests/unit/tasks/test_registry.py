@@ -93,14 +93,14 @@ def test_answers_are_not_needed_where_a_reward_scores(tmp_path: Path, own: str) 
     task = build("jsonl", {"path": str(path)}, reward=f"{own}:length")
     assert task.score(task.prompts("train")[0], "ab") == 0.2
     with pytest.raises(TaskError, match='"answer" is missing'):
-        build("jsonl", {"path": str(path)})
+        build("jsonl", {"path": str(path)}).prompts("train")
 
 
 @pytest.mark.parametrize(
     ("name", "args", "words"),
     [
         ("copi", {}, "task.name = 'copi' is not a built-in task; did you mean 'copy'"),
-        ("zzz", {}, "known here: copy, guess, jsonl, reasoning-gym .*module:object"),
+        ("zzz", {}, "known here: copy, dataset, guess, jsonl, reasoning-gym .*module:object"),
         ("no_such_module_x:thing", {}, "task.name: .*no_such_module_x"),
         ("{own}:Echoes", {}, "task.name: .*has no 'Echoes'"),
         ("{own}:number", {}, "is 3: neither a task nor"),
@@ -143,8 +143,10 @@ def test_the_registry_loads_no_task_that_nobody_asked_for() -> None:
 
     code = (
         "import sys, ratchet.tasks.registry;"
-        "print([m for m in sys.modules if m in ('torch', 'transformers', 'reasoning_gym')"
-        " or m.startswith('ratchet.tasks.') and m.split('.')[2] in ('copy', 'guess', 'jsonl')])"
+        "heavy = ('torch', 'transformers', 'reasoning_gym', 'pyarrow', 'math_verify');"
+        "tasks = ('copy', 'dataset', 'guess', 'jsonl', 'mixture');"
+        "print([m for m in sys.modules if m in heavy"
+        " or m.startswith('ratchet.tasks.') and m.split('.')[2] in tasks])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
