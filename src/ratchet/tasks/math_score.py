@@ -3,8 +3,8 @@
 
 Consumes a prompt with a reference and a completion, produces 1.0 or 0.0. Waits for sympy, which may
 take for ever: `9**9**9**9` is a completion. The library's own time limit is an alarm signal, which
-exists in main threads only and does not interrupt one long multiplication there either. So it is
-off, and what unblocks a score is `task.reward_timeout_s`, after which its process is killed.
+raises outside main threads, so it is off, and what unblocks a score is `task.reward_timeout_s`,
+after which the process that computes it is killed.
 """
 
 from __future__ import annotations
