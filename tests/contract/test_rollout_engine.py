@@ -139,6 +139,8 @@ def test_ids_go_in_and_come_out(make_engine: MakeEngine) -> None:
             prompt = engine.encode("12+34=")
             assert len(prompt) == 6
             assert engine.decode(prompt) == "12+34="
+            assert engine.encode_reply("=7") == engine.encode("=7")  # there is no template
+            assert engine.context == CONTEXT
             completion = await engine.generate(prompt, SHORT)
             assert_whole(completion)
             assert len(completion.token_ids) == SHORT.max_tokens

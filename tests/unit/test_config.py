@@ -173,3 +173,15 @@ def test_an_evaluation_beside_training_needs_prompts_and_ends_before_the_run_giv
         small_config(eval=beside)
     assert small_config(eval=beside | {"engines": "own"}).eval.num_workers == 1
     assert small_config(eval=beside | {"every_steps": 0}).eval.engines == "shared"
+
+
+def test_by_sample_the_slots_are_a_batch_and_the_rest_of_the_buffer_is_for_more() -> None:
+    def slots(**rollout: Any) -> int:
+        return small_config(
+            rollout={"num_workers": 2, **rollout}, buffer={"batch_groups": 6, "capacity_factor": 2}
+        ).groups_per_worker
+
+    assert (slots(), slots(submission="sample")) == (6, 3)
+    assert slots(submission="sample", max_concurrent_groups=5) == 5
+    with pytest.raises(ConfigError, match=r"would change nothing: .* 6 x 2 = 12 .* room for 12, "):
+        slots(submission="sample", max_concurrent_groups=6)

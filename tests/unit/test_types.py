@@ -38,3 +38,25 @@ def test_a_group_knows_its_rewards_tokens_and_versions() -> None:
     assert group.versions == (3, 4)
     assert group.rewards == (0.5, 0.5)
     assert group.num_tokens == 6
+
+
+def sample(reward: float, trajectory: int | None = None) -> Rollout:
+    ids, logprobs, mask = (
+        Packed.of([6], "int32"),
+        Packed.of([-1], "float32"),
+        Packed.of([1], "uint8"),
+    )
+    spans = (VersionSpan(0, 0, 1),)
+    return Rollout(ids, ids, logprobs, mask, spans, "stop", reward, 0, trajectory)
+
+
+def test_samples_of_one_number_are_one_trajectory_and_count_once() -> None:
+    samples = (sample(0.5, 0), sample(1.0), sample(0.25, 1), sample(0.5, 0), sample(1.0))
+    group = RolloutGroup(1, 0, "p", 0, samples)
+    first, second, third, fourth = group.trajectories
+    assert first == (samples[0], samples[3])
+    assert (second, third, fourth) == ((samples[1],), (samples[2],), (samples[4],))
+    assert group.rewards == (0.5, 1.0, 0.25, 1.0)
+    assert group.num_tokens == 5
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(group), type=RolloutGroup)
+    assert again.trajectories == group.trajectories

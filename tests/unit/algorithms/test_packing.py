@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -144,3 +145,29 @@ def test_a_reference_trains_every_completion_token() -> None:
 def test_an_empty_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         reference_row([4], [])
+
+
+def test_a_trajectory_of_many_samples_weighs_no_more_than_one_of_one() -> None:
+    several = [
+        msgspec.structs.replace(rollout([5], [6], 1.0), trajectory=3, seed=seed)
+        for seed in range(5)
+    ]
+    rows = rollout_rows([group(*several, rollout([5], [7], 0.0))], mean_advantages)
+    # not 1/6 and -5/6, as they would be if samples counted
+    assert [row.advantage for row in rows] == [0.5] * 5 + [-0.5]
+
+
+def test_tokens_of_an_environment_are_seen_and_not_trained() -> None:
+    turns = rollout(
+        [5],
+        [6, 7, 8, 9],
+        1.0,
+        loss_mask=Packed.of([1, 0, 0, 1], "uint8"),
+        behavior_logprobs=Packed.of([-1.0, 0.0, 0.0, -2.0], "float32"),
+    )
+    rows = rollout_rows([group(turns, rollout([5], [6], 0.0))], mean_advantages)
+    assert trained_tokens(rows) == 3
+    batch = pad(rows)
+    assert batch.input_ids.tolist()[0] == [5, 6, 7, 8]  # what is predicted depends on them
+    assert batch.targets[0][batch.loss_mask[0]].tolist() == [6, 9]
+    assert batch.behavior_logprobs[0][batch.loss_mask[0]].tolist() == [-1.0, -2.0]

@@ -77,6 +77,20 @@ def test_the_script_decides_how_long_it_takes_and_whether_it_fails() -> None:
     run(scenario())
 
 
+def test_the_script_decides_where_a_completion_ends_by_itself() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(stop_after=lambda prompt_ids, _: len(prompt_ids))
+        await engine.start()
+        await engine.stamp(0)
+        ends = [await engine.generate([65] * length, PARAMS) for length in (1, 9, 10, 11)]
+        assert [len(completion.token_ids) for completion in ends] == [1, 9, 10, 10]
+        reasons = [completion.finish_reason for completion in ends]
+        assert reasons == ["stop", "stop", "length", "length"]
+        await engine.close()
+
+    run(scenario())
+
+
 def test_a_close_fails_what_is_in_flight_in_the_order_of_its_start() -> None:
     async def scenario() -> None:
         engine = FakeEngine(delay_s=lambda *_: 60.0)
