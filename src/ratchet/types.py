@@ -21,7 +21,7 @@ PolicyVersion = int
 Term = int
 """Fencing number of a trainer: a higher term makes every lower one powerless."""
 
-RoleKind = Literal["registry", "buffer", "rollout", "trainer", "producer"]
+RoleKind = Literal["registry", "buffer", "rollout", "evaluator", "trainer", "producer"]
 """A producer hands in groups like a rollout, from an engine that takes no weights from here."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 PauseMode = Literal["retract", "in_place"]

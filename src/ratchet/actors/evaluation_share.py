@@ -41,7 +41,7 @@ class EvaluationShares:
         self._newest = version
         now = asyncio.get_running_loop().time()
         for end, evaluated in self._running.items():
-            if evaluated != version:
+            if evaluated != version and not end.expired():
                 end.reschedule(now)
 
     async def run(self, message: EvaluatePolicy, held: PolicyVersion | None) -> PolicyEvaluated:

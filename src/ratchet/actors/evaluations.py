@@ -80,7 +80,7 @@ class Evaluations:
         self._own: dict[str, RoleInfo] = {}
         self._pinned: set[RoleInfo] = set()
         self._running: asyncio.Task[Evaluation | None] | None = None
-        self._period = 0  # the last one, of `every_steps` each, that an evaluation was due in
+        self._period: int | None = None  # of `every_steps` each: the last that one was due in
         self.num_skipped = 0
         """Evaluations that were due and not begun, since the start."""
 
@@ -105,14 +105,17 @@ class Evaluations:
     def live(self, version: PolicyVersion, holders: Sequence[RoleInfo]) -> None:
         """Begin the evaluation that is due with this version, if one is.
 
-        The publisher calls it before it offers any engine another version. The last version is left
-        to `run`, after training.
+        The publisher calls it before it offers any engine another version. The first version and
+        the last one are left to `run`, before and after training.
         """
-        step = self._publisher.lineage.step(version)
-        period = step // self._config.every_steps if self._config.every_steps else 0
-        if period <= self._period or step >= self._last_step:
+        if not self._config.every_steps:
             return
-        self._period = period
+        step = self._publisher.lineage.step(version)
+        period, before = step // self._config.every_steps, self._period
+        if before is None or period > before:
+            self._period = period
+        if before is None or period <= before or step >= self._last_step:
+            return
         if self.running:
             self._skip(version, "the one before still runs")
         elif self._config.engines == "own":

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
+from ratchet.actors.evaluation_share import EvaluationShares
 from ratchet.actors.generation import Generator, GroupFailure, Scorer
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.slots import Slots
@@ -117,7 +118,9 @@ class RolloutActor(RoleActor[_Inbox]):
             spawn=lambda coro, name: self.spawn(coro, name=name),
             loaded=lambda: self.actor_ref.tell(EngineReady()),
         )
-        self._eval_prompts = eval_prompts
+        self._evaluations = EvaluationShares(
+            self._generator, eval_prompts, timeout_s=config.eval.timeout_s, log=self.log
+        )
         self._slots = Slots(
             groups=config.groups_per_worker,
             group_size=config.rollout.group_size,
@@ -161,7 +164,9 @@ class RolloutActor(RoleActor[_Inbox]):
             case PromptsClaimed():
                 self._claimed(message)
             case LoadWeights():
-                return self._loads.begin(message)
+                load = self._loads.begin(message)
+                self._evaluations.supersede(message.manifest.version)
+                return load
             case AbortLoad():
                 self._loads.abort(message)
             case EvaluatePolicy():
@@ -195,8 +200,10 @@ class RolloutActor(RoleActor[_Inbox]):
     # --- groups
 
     def _claim(self) -> None:
-        if self._engine.version is None or self._rests:
-            return  # `EngineReady` follows the next load, `Rested` the rest
+        if self._engine.version is None or self._rests or self._evaluations.running:
+            return  # `EngineReady` follows a load and an evaluation, `Rested` the rest
+        if self.role.kind == "evaluator":
+            return
         version = self._engine.version
         message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit, version)
         self.system.ref(BUFFER).tell(message)
@@ -261,18 +268,8 @@ class RolloutActor(RoleActor[_Inbox]):
     # --- evaluation
 
     async def _evaluate(self, message: EvaluatePolicy) -> PolicyEvaluated:
-        if self._engine.version != message.version:
-            msg = f"{self.name} holds version {self._engine.version}, not {message.version}"
-            raise VersionError(msg)
-        prompts = self._eval_prompts[message.first : message.first + message.count]
-        rewards = await asyncio.gather(
-            *(self._evaluate_prompt(prompt, message) for prompt in prompts)
-        )
-        return PolicyEvaluated(message.version, tuple(rewards))
-
-    async def _evaluate_prompt(self, prompt: Prompt, message: EvaluatePolicy) -> float | None:
         try:
-            return await self._generator.evaluate(prompt, message)
-        except (GenerationFailed, RewardFailed) as error:
-            self.log.warning("evaluation_failed", prompt=prompt.prompt_id, detail=str(error))
-            return None
+            return await self._evaluations.run(message, self._engine.version)
+        finally:
+            if self.actor_ref.is_alive():  # and not ended because the worker ends
+                self.actor_ref.tell(EngineReady())

@@ -9,7 +9,8 @@ reads top to bottom; it waits for
 * a batch: requested from the buffer for exactly the weights in hand; ends with `BatchReady`, or
   fails the run after `trainer.batch_timeout_s`;
 * its step (`optimisation.py`), and the user's batch filter, the backend and a transfer with it;
-* the engines' evaluations, before the first step and after the last; end by `eval.timeout_s`.
+* the engines' evaluations, before the first step and after the last; end by `eval.timeout_s`. For
+  those beside training it does not wait (`evaluations.py`), but in the synchronous baseline.
 
 What is past `max_staleness` for the weights that take the step is masked, or its group is sent back
 untrained. A step that is not finite, or has nothing to train, is skipped and counted, and never
@@ -20,12 +21,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import assert_never
 
 from ratchet.actors.batch_requests import BatchRequests, RepeatRequest
 from ratchet.actors.evaluation import Evaluation, evaluate
 from ratchet.actors.judgement import BatchFilter
+from ratchet.actors.evaluations import Evaluations
 from ratchet.actors.optimisation import Optimisation
 from ratchet.actors.publisher import Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
@@ -103,6 +106,18 @@ class TrainerActor(RoleActor[_Inbox]):
             self.name,
             publisher=self._publisher,
             buffer=lambda: system.ref(BUFFER),
+        self._evaluations = Evaluations(
+            config,
+            publisher=self._publisher,
+            evaluate=partial(
+                evaluate, config=config.eval, directory=system, ask=self.ask, log=self.log
+            ),
+            spawn=self.spawn,
+            now=self.now,
+            log=self.log,
+            write=output.evaluation,
+            released=lambda engine: self.actor_ref.tell(SyncEngine(engine)),
+        )
             after=self.after,
             repeat_s=system.ask_timeout_s,
             log=self.log,
@@ -167,6 +182,8 @@ class TrainerActor(RoleActor[_Inbox]):
                 self._requests.end()
             case Down():
                 self.registry_lost(message)
+            "checkpoint_step": self._checkpointing.newest,
+            "evaluating": self._evaluations.running,
             case RoleRegistered():
                 for role in message.roles:
                     self._joined(role)
@@ -191,6 +208,7 @@ class TrainerActor(RoleActor[_Inbox]):
 
     # --- the training task
 
+                self._evaluations.left(message.role)
     @property
     def _step(self) -> int:
         return self._optimisation.num_steps
@@ -213,6 +231,9 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._backend.start()
         if self._config.warm_start.steps:
             result = await self._backend.warm_start(self._warm_start_prompts)
+            if self._config.trainer.synchronous:  # strictly one after another
+                await self._evaluations.ended()
+        await self._evaluations.ended()  # training is over, and the last version needs an engine
             self.log.info("warm_start_done", **result)
         await self._registered.wait()
         acquired: TermAcquired = await self.ask(
@@ -265,18 +286,8 @@ class TrainerActor(RoleActor[_Inbox]):
         publisher = self._publisher
         if not self._config.eval.num_prompts or publisher.live is None:
             return None
-        evaluation = await evaluate(
-            publisher.live,
-            sorted(publisher.holders),
-            num_prompts=self._config.eval.num_prompts,
-            config=self._config.eval,
-            directory=self.system,
-            ask=self.ask,
-            log=self.log,
-        )
-        if evaluation is not None:
-            self.log.info("evaluated", **evaluation._asdict())
-        return evaluation
+        engines = sorted(publisher.holders.values(), key=lambda engine: engine.name)
+        return await self._evaluations.run(publisher.live, engines)
 
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":
@@ -293,3 +304,5 @@ class TrainerActor(RoleActor[_Inbox]):
                 **{name: e._asdict() if e else None for name, e in evaluations.items()},
             }
         )
+        elif role.kind == "evaluator":
+            self._evaluations.joined(role)

@@ -39,6 +39,11 @@ class OwnOutput:
         if self._files is not None:
             self._files.step(metrics)
 
+    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Write one line of an evaluation."""
+        if self._files is not None:
+            self._files.evaluation(evaluation)
+
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write how the run ended."""
         if self._files is not None:

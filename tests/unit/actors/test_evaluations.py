@@ -45,6 +45,8 @@ class World:
             released=lambda engine: self.released.append((self.now(), engine.name)),
         )
         assert self.pins is self.evaluations
+        self.evaluations.live(first, ENGINES)
+        assert not self.evaluations.running  # the first is left to `run`
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -107,6 +109,16 @@ def test_the_first_version_of_each_period_is_due() -> None:
         assert world.evaluations.num_skipped == 0
 
     scenario(body)
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_keeps_its_periods() -> None:
+    async def body(world: World) -> None:
+        for version in (50, 51, 52):
+            world.evaluations.live(version, ENGINES[:1])
+            await world.evaluations.ended()
+        assert [version for version, _ in world.evaluated] == [52]
+
+    scenario(body, first=50)
 
 
 def test_no_two_run_at_once() -> None:
