@@ -15,6 +15,9 @@ from typing import Any
 from tests.helpers.config import small_config
 from tests.simulation import faults as f
 from tests.simulation import weight_faults
+from tests.simulation.admission_draws import draw_admission
+from tests.simulation.verdict_draws import draw_faults as draw_aborts
+from tests.simulation.verdict_draws import draw_verdicts
 from tests.simulation.world import Delays, Links
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
@@ -84,7 +87,8 @@ class Plan:
         bad = sum(fault.num_steps for fault in self.faults if isinstance(fault, f.NonFinite))
         if bad >= self.config.trainer.max_bad_steps:
             texts.append("steps in a row were not finite")
-        if self.config.rollout.group_size == 1 and self.config.buffer.drop_zero_spread:
+        least = self.config.buffer.min_tokens
+        if least is not None and least > self.config.rollout.max_tokens:
             texts.append("waited 50.0 s")
         return tuple(texts)
 
@@ -114,6 +118,7 @@ def draw(seed: int) -> Plan:
     if rng.random() < 0.1:
         drawn.append(_last(rng, horizon, links.limits.dead_s))
     drawn += _rare(seed, horizon, links.limits.dead_s)
+    drawn += draw_aborts(seed, horizon)
     weights = config.weights
     drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
     return Plan(
@@ -143,16 +148,21 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
     group_s = delays.token_s * max_tokens
     group_timeout_s = group_s * rng.choice([3, 8.5, 30]) + 1
     lease_s = group_timeout_s * rng.choice([1.0, 1.0, 1.5, 4.0])
-    buffer = {
+    buffer: dict[str, Any] = {
         "batch_groups": rng.choice([1, 2, 3, 4]),
         "capacity_factor": rng.choice([1.0, 1.0, 1.5, 2.0, 4.0]),
         "max_staleness": rng.choice([0, 0, 1, 2, 4]),
         "unused": rng.choice(["drop", "retry"]),
         "max_retries": rng.choice([0, 1, 3]),
         "max_reissues": rng.choice([0, 1, 3]),
-        "drop_zero_spread": rng.random() < 0.2,
         "lease_s": lease_s,
     }
+    no_spread = rng.random() < 0.2
+    hopeless = no_spread and group_size == 1
+    buffer |= draw_verdicts(seed, max_tokens, hopeless=hopeless)
+    if no_spread and not hopeless:
+        buffer["filters"] = ["zero_spread", *buffer["filters"]]
+    buffer |= draw_admission(seed, buffer["batch_groups"], group_size)
     rollout: dict[str, Any] = {
         "num_workers": rng.choice([1, 1, 2, 2, 3, 5]),
         "group_size": group_size,
@@ -161,7 +171,6 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
     }
     if rng.random() < 0.3:
         rollout["max_concurrent_groups"] = rng.choice([1, 2, 8])
-    hopeless = buffer["drop_zero_spread"] and group_size == 1
     config = small_config(
         rollout=rollout,
         buffer=buffer,
@@ -175,10 +184,24 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
         # by the seed, not by a draw: the worlds of the other seeds stay what they were
         weights={"timeout_s": rng.choice([20.0, 60.0]), "snapshot": seed % 7 == 6}
         | weight_faults.draw_config(seed),
-        eval={"num_prompts": rng.choice([0, 0, 3, 8])},
+        eval=_evaluation(rng.choice([0, 0, 3, 8]), 0.0 if hopeless else group_timeout_s, seed),
         runtime={"ask_timeout_s": links.limits.delivery_s} | _supervision(seed),
     )
     return config.model_copy(update={"seed": seed})
+
+
+def _evaluation(num_prompts: int, group_timeout_s: float, seed: int) -> dict[str, Any]:
+    """Evaluation beside training; drawn apart, so that the rest of a world stays as it was."""
+    rng = random.Random(f"evaluation/{seed}")
+    if not num_prompts or not group_timeout_s:
+        return {"num_prompts": num_prompts}
+    return {
+        "num_prompts": num_prompts,
+        "every_steps": rng.choice([0, 0, 1, 2, 3]),
+        "samples": rng.choice([1, 2]),
+        # long ones outlast many steps, short ones end in the middle of a prompt
+        "timeout_s": min(group_timeout_s * rng.choice([0.3, 1.0, 3.0]), 15_000.0),
+    }
 
 
 def _supervision(seed: int) -> dict[str, Any]:

@@ -126,9 +126,9 @@ class CorruptTransfer(Fault):
 
 @dataclass(frozen=True)
 class Sabotage(Fault):
-    """For a while, a share of the rewards or generations fails, or generations hang."""
+    """For a while, a share of rewards or generations fails, or generations hang or are aborted."""
 
-    what: Literal["reward", "generation", "hang"]
+    what: Literal["reward", "generation", "hang", "abort"]
     share: float
     for_s: float
 

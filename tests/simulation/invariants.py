@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.simulation import supervision
+from tests.simulation import evaluation_checks, supervision
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
@@ -57,10 +57,7 @@ _FENCED = (
 )
 """How an older trainer may end: told so, or not heard any more."""
 
-_MISS_A_VERSION = {
-    "TakeOver", "Kill", "Silence", "LoseTransfer", "SlowTransfer", "CorruptTransfer",
-    "TakeOverInTransfer", "KillInTransfer", "FreezeInTransfer", "BreakTransfer", "FailingEngine",
-}  # fmt: skip
+_TAKE_OVERS = {"TakeOver", "TakeOverInTransfer"}
 
 _ABORTS = {
     "Sabotage", "Kill", "DoubleStart", "Freeze", "Silence", "TakeOver", "Crash", "BadDisk",
@@ -84,9 +81,7 @@ class Watch:
         self._plan = plan
         self._world = world
         config = plan.config
-        self._capacity = (
-            config.buffer.batch_groups if config.trainer.synchronous else config.buffer.capacity
-        )
+        self._capacity = config.most_open_groups
         self._heard: defaultdict[Process | None, list[tuple[int, int]]] = defaultdict(list)
         self._held: dict[tuple[str, str], int] = {}
         self._num_stamped: Counter[tuple[str, str]] = Counter()
@@ -295,6 +290,7 @@ class Watch:
             self._credits_are_kept,
             self._stamps,
             self._publications,
+            self._evaluations,
             self._nobody_is_paused,
         ):
             try:
@@ -354,30 +350,34 @@ class Watch:
     def _staleness(self) -> None:
         records = {record.version: record for record in self._world.store.records()}
         accepted = list(self._world.ledger.groups("trained"))
-        groups = {
-            (group.group_id, ready.batch.step): group
-            for ready in self._world.batches
-            for group in ready.batch.groups
-        }
+        trained: dict[tuple[int, int], set[int]] = {}
+        for trainer in self._world.trainers:
+            trained |= trainer.backend.trained_versions
         bound = self._plan.config.buffer.max_staleness
-        # who missed a version goes on with the one before, also in the synchronous baseline
-        missed = any(fault.kind in _MISS_A_VERSION for fault in self._plan.faults)
+        # the tokens of an earlier trainer are of another branch, whatever was admitted
+        unbroken = not any(fault.kind in _TAKE_OVERS for fault in self._plan.faults)
         for row in accepted:
-            group = groups[row.group_id, row.trained_step or 0]
             assert row.trained_version is not None
-            for rollout in group.rollouts:
-                for span in rollout.spans:
-                    stale = _distance(records, span.version, row.trained_version)
-                    self._expect(
-                        0 <= stale <= bound,
-                        "I2",
-                        f"group {row.group_id} with tokens of {span.version} was trained by"
-                        f" {row.trained_version}: {stale} steps apart, at most {bound} allowed",
-                    )
-                    if self._plan.config.trainer.synchronous and not missed:
-                        self._expect(stale == 0, "I2", f"synchronous, and {stale} steps stale")
+            for version in trained[row.group_id, row.attempt]:
+                stale = _distance(records, version, row.trained_version)
+                self._expect(
+                    0 <= stale <= bound,
+                    "I2",
+                    f"group {row.group_id} with tokens of {version} was trained by"
+                    f" {row.trained_version}: {stale} steps apart, at most {bound} allowed",
+                )
+                if self._plan.config.trainer.synchronous and unbroken:
+                    self._expect(stale == 0, "I2", f"synchronous, and {stale} steps stale")
             step = records[row.trained_version].step + 1
             self._expect(step == row.trained_step, "I2", f"step {row.trained_step}, not {step}")
+        if unbroken and self._plan.config.buffer.admission == "bounded":
+            self._nothing_was_stale()
+
+    def _nothing_was_stale(self) -> None:
+        for row in self._world.ledger.groups():
+            events = self._world.ledger.events(row.group_id)
+            stale = [event for event in events if event.detail == "stale"]
+            self._expect(not stale, "I2", f"bounded, and group {row.group_id} was too old: {stale}")
 
     def _conservation(self) -> None:
         ledger = self._world.ledger
@@ -390,14 +390,18 @@ class Watch:
             self._expect(events.count("trained") <= 1, "I3", f"{row.group_id}: {events}")
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
         budget = self._plan.config.buffer
-        retries = budget.max_retries if budget.unused == "retry" else 0
+        retries = 0 if budget.unused in {"drop", "mask"} else budget.max_retries
         taken_over = any("TakeOver" in fault.kind for fault in self._plan.faults)
         for row in rows:
-            most = retries + budget.max_reissues
-            self._expect(row.attempt <= most, "I3", f"{row.group_id}: attempt {row.attempt}")
+            again = (row.retries, row.attempt - row.retries)
+            within = again[0] <= retries and again[1] <= budget.max_reissues
+            self._expect(within, "I3", f"{row.group_id}: (retries, reissues) {again}")
             events = [(event.event, event.detail) for event in ledger.events(row.group_id)]
             torn = any(a[0] == "batched" and b[1] == "stale" for a, b in itertools.pairwise(events))
             self._expect(taken_over or not torn, "I2", f"the verdicts on {row.group_id} differ")
+            handled = [d for event, d in events if event in {"retried", "masked"} and d]
+            filtered = any(detail.startswith("filter:") for detail in handled)
+            self._expect(not filtered, "I3", f"{row.group_id} was filtered, and went on: {events}")
         handed = {(g.group_id, g.attempt) for r in self._world.batches for g in r.batch.groups}
         table = self._world.buffer._table
         states = ledger.counts()
@@ -443,6 +447,9 @@ class Watch:
             for group in ready.batch.groups:
                 size = self._plan.config.rollout.group_size
                 self._expect(len(group.rollouts) == size, "I4", f"{group.group_id} is torn")
+                failed = [r for r in group.rollouts if r.finish_reason in {"abort", "error"}]
+                used = any(1 in rollout.loss_mask.data for rollout in failed)
+                self._expect(not used, "I3", f"{group.group_id} trains what was aborted")
                 try:
                     self._world.check_group(group)
                 except (AssertionError, KeyError) as error:
@@ -466,6 +473,11 @@ class Watch:
                 "I8",
                 f"version {record.version} of step {record.step} has {int(weights[0])} steps in it",
             )
+
+    def _evaluations(self) -> None:
+        """A result is of one version."""
+        for problem in evaluation_checks.check(self._world):
+            self._expect(False, "I4", problem)
 
     def _nobody_is_paused(self) -> None:
         for worker in self._world.workers.values():
@@ -499,7 +511,8 @@ def _distance(records: dict[int, VersionRecord], token: int, trainer: int) -> in
 _NEXT = {
     "issued": {"claimed"},
     "claimed": {"finished", "retried", "dropped"},
-    "finished": {"batched", "retried", "dropped"},
+    "finished": {"masked", "batched", "retried", "dropped"},
+    "masked": {"masked", "batched", "retried", "dropped"},
     "batched": {"trained", "retried", "dropped"},
     "retried": {"claimed"},
     "trained": set(),

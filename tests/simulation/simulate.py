@@ -31,7 +31,7 @@ LIMIT_S = 1e6
 
 _STATE_AFTER = {
     "issued": "issued", "retried": "issued", "claimed": "claimed", "finished": "finished",
-    "batched": "batched", "trained": "trained", "dropped": "dropped",
+    "masked": "masked", "batched": "batched", "trained": "trained", "dropped": "dropped",
 }  # fmt: skip
 
 

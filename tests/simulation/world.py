@@ -34,7 +34,7 @@ from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.version_registry import VersionRegistry
-from ratchet.backends.rollout.base import SamplingParams
+from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.fake import fake_token
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.fake import FakeBackend
@@ -57,9 +57,13 @@ class Output:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.summaries: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self.lines.append(dict(metrics))
+
+    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        self.evaluations.append(dict(evaluation))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         self.summaries.append(dict(summary))
@@ -74,17 +78,42 @@ class RecordingBackend(FakeBackend):
     def __init__(self, **script: Any) -> None:
         super().__init__(**script)
         self.applied: list[tuple[int, int]] = []
-        self._keys: list[tuple[int, int]] = []
+        self.trained_versions: dict[tuple[int, int], set[int]] = {}
+        """of the tokens of each that the loss mask left"""
+        self._given: dict[tuple[int, int], set[int]] = {}
 
     async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
-        self._keys = [(group.group_id, group.attempt) for group in groups]
+        given = {(group.group_id, group.attempt): _trained_versions(group) for group in groups}
+        self._given = {key: versions for key, versions in given.items() if versions}
         return await super().forward_backward(groups)
 
     async def optimizer_step(self) -> StepReport:
         report = await super().optimizer_step()
         if report.applied:
-            self.applied += self._keys
+            self.applied += self._given
+            self.trained_versions |= self._given
         return report
+
+
+def _trained_versions(group: RolloutGroup) -> set[int]:
+    return {
+        span.version
+        for rollout in group.rollouts
+        for span in rollout.spans
+        if 1 in rollout.loss_mask.numpy()[span.start : span.end]
+    }
+
+
+class AbortingEngine(SeenEngine):
+    """Says of some completions that they were aborted."""
+
+    def __init__(self, aborts: Callable[[], bool], **script: Any) -> None:
+        super().__init__(**script)
+        self._aborts = aborts
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        completion = await super().generate(prompt_ids, params)
+        return completion._replace(finish_reason="abort") if self._aborts() else completion
 
 
 def reward(text: str) -> float:
@@ -223,6 +252,7 @@ class Trouble:
     reward: float = 0.0
     generation: float = 0.0
     hang: float = 0.0
+    abort: float = 0.0
 
 
 @dataclass(eq=False)
@@ -303,6 +333,7 @@ class World:
         self._launchers = links.launchers
         self._seed = seed
         self._delays = random.Random(seed + 1)
+        self.eval_prompts = [Prompt(f"e{i}", f"held out {i}") for i in range(8)]
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
         self.disk = disk
         self.store = KeptVersions.open(disk and disk.versions)
@@ -380,7 +411,9 @@ class World:
         self.launchers.append(launcher)
 
     def _start_worker(self, name: str) -> Worker:
-        engine = SeenEngine(delay_s=self._delay, size=PART * NUM_PARTS)
+        engine = AbortingEngine(
+            lambda: self._strikes(self.trouble.abort), delay_s=self._delay, size=PART * NUM_PARTS
+        )
         if name in self.workers:  # what the device held is still there, and is no version's
             engine._weights = self.workers[name].engine.weights
         sink = Sink(engine, self.wire, self.delays.load_s, adopts=self._seed % 3 == 0)
@@ -394,7 +427,7 @@ class World:
                 engine=engine,
                 receiver=receiver,
                 scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
-                eval_prompts=[Prompt(f"e{i}", f"held out {i}") for i in range(8)],
+                eval_prompts=self.eval_prompts,
             ),
         )
         worker = self.workers[name] = Worker(

@@ -47,6 +47,8 @@ class Bad:
         (["rollout.group_siz=3"], ["rollout.group_siz", "did you mean 'group_size'"]),
         (["trainer.num_steps='ten'"], ["trainer.num_steps = 'ten'", "integer"]),
         (["rollout.group_size=1"], ["group_size = 1", "std"]),
+        (["buffer.filters=['math:nothing']"], ["buffer.filters", "math:nothing"]),
+        (["buffer.unused='math:nothing'"], ["buffer.unused", "math:nothing"]),
         (["buffer.capacity_factor=0.2"], ["can never hold a batch"]),
         (["weights.pause_mode=abort"], ["abort", "in_place", "retract"]),
         (["runtime.host=192.168.0.1"], ["192.168.0.1", "127.0.0.1"]),

@@ -85,6 +85,22 @@ def test_prompts_that_are_not_those_of_the_configuration_are_refused() -> None:
     check_run(pinned.model_copy(update={"task": with_any}))
 
 
+@pytest.mark.parametrize(
+    ("buffer", "field"),
+    [
+        ({"filters": ["no_such:own"]}, "buffer.filters"),
+        ({"unused": "no_such:own"}, "buffer.unused"),
+    ],
+)
+def test_the_buffers_own_code_is_imported_where_it_will_run(buffer: Any, field: str) -> None:
+    config = small_config(buffer=buffer)
+    for check in (check_run, partial(check_role, "buffer")):
+        with pytest.raises(ConfigError, match=rf"{field}: 'no_such:own'.* PYTHONPATH"):
+            check(config)
+    check_role("rollout", config)
+    check_role("registry", config)
+
+
 def test_a_prompt_that_just_fits_is_taken() -> None:
     check_run(small_config(rollout={"max_tokens": 60}))
 
