@@ -28,7 +28,6 @@ from ratchet.actors.system import System
 from ratchet.actors.weight_loads import WeightLoads
 from ratchet.backends.rollout.base import RolloutEngine
 from ratchet.config import Config
-from ratchet.errors import GenerationFailed, RewardFailed, VersionError
 from ratchet.messages import (
     AbortLoad,
     ClaimPrompts,

@@ -85,6 +85,7 @@ def test_an_offer_of_another_version_ends_it_at_once_and_one_of_its_own_does_not
         await asyncio.sleep(1.0)
         assert running.running
         running.supersede(4)
+        running.supersede(4)  # sent again before the end of the first
         began = asyncio.get_running_loop().time()
         with pytest.raises(VersionError, match="version 4 was sent while version 3 was evaluated"):
             await work
