@@ -67,7 +67,7 @@ class Scorer(SingleTurn):
 class World:
     """A rollout actor on a fake engine; registry and buffer are recorders."""
 
-    def __init__(self, *outcomes: Any, **engine: Any) -> None:
+    def __init__(self, *outcomes: Any, role: RoleInfo = ROLE, **engine: Any) -> None:
         self.config = small_config(
             rollout={
                 "max_tokens": TOKENS,
@@ -84,7 +84,7 @@ class World:
         self.engine = FakeEngine(**engine)
         self.ref = RolloutActor.start(
             self.system,
-            ROLE,
+            role,
             config=self.config,
             engine=self.engine,
             receiver=FakeReceiver(self.wire),
@@ -498,8 +498,9 @@ def test_an_evaluation_has_one_mean_per_prompt_in_order() -> None:
     async def body(world: World) -> None:
         reply = await world.ref.ask(EvaluatePolicy(0, 1, 2, 2, 0.0), block=False, timeout=60)
         assert reply == PolicyEvaluated(0, (0.5, 0.25))
-        assert world.credit == [SLOTS]  # it eats no quota
-        assert world.buffer.told == [ClaimPrompts(ROLE.name, ROLE.incarnation, SLOTS)]
+        await world.settle()
+        assert world.credit == [SLOTS, SLOTS]  # it eats no quota
+        assert set(world.buffer.told) == {ClaimPrompts(ROLE.name, ROLE.incarnation, SLOTS)}
 
     scenario(body, [0.0, 1.0], [0.5, 0.0])
 
@@ -521,11 +522,40 @@ def test_an_evaluation_is_of_the_version_that_was_asked_for() -> None:
             world.ref.ask(EvaluatePolicy(0, 0, 1, 1, 0.0), block=False, timeout=60)
         )
         await asyncio.sleep(2.5)
-        await world.load(1)  # a token of another version is an error, not a mixture
-        with pytest.raises(VersionError, match=r"version 0 got tokens of versions \[1\]"):
+        reply = world.offer(1)  # nothing keeps the engine from the weights that are sent to it
+        with pytest.raises(VersionError, match="version 1 was sent while version 0 was evaluated"):
             await asked
+        assert world.engine.stats().running == 0
+        world.arrive(1)
+        await reply
 
     scenario(body, delay_s=lambda *_: 4.0)
+
+
+def test_new_prompts_wait_while_an_engine_evaluates_and_those_in_flight_go_on() -> None:
+    async def body(world: World) -> None:
+        await world.assign(0)
+        asked = asyncio.ensure_future(
+            world.ref.ask(EvaluatePolicy(0, 0, 1, 1, 0.0), block=False, timeout=60)
+        )
+        await asyncio.sleep(4.5)  # the group has ended, its prompts are longer
+        assert len(world.finished) == 1
+        assert world.credit == [SLOTS]
+        await asked
+        await world.settle()
+        assert world.credit == [SLOTS, SLOTS + 1]
+
+    scenario(body, delay_s=lambda prompt, _: 4.0 if len(prompt) < 8 else 6.0)
+
+
+def test_an_engine_that_only_evaluates_claims_nothing() -> None:
+    async def body(world: World) -> None:
+        reply = await world.ref.ask(EvaluatePolicy(0, 0, 1, 1, 0.0), block=False, timeout=60)
+        assert reply.rewards == (0.5,)
+        await asyncio.sleep(1000)
+        assert world.buffer.told == []
+
+    scenario(body, role=RoleInfo("evaluator", "evaluator-0", ROLE.incarnation))
 
 
 # --- what it says of itself
