@@ -11,13 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.weight_sync import SpawnFunction
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.observability.logs import Log
 from ratchet.types import PolicyVersion, Term
+
+
+class StartingPoint(NamedTuple):
+    """The checkpoint that a trainer goes on from."""
+
+    directory: Path
+    version: PolicyVersion
+    step: int
 
 
 class CheckpointStore(Protocol):
@@ -49,7 +57,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: CheckpointStore | None,
         *,
         every_steps: int,
         backend: TrainingBackend,
@@ -73,46 +81,54 @@ class Checkpointing:
     async def stepped(self) -> None:
         """A step was applied; begin a checkpoint if one is due."""
         step = self._publisher.position.step
-        if not self._every_steps or step % self._every_steps:
+        if self._store is None or not self._every_steps or step % self._every_steps:
             return
         if self._writing is not None and not self._writing.done():
             self._log.warning("checkpoint_left_out", step=step, reason="another is being written")
             return
-        await self._begin()
+        await self._begin(self._store)
 
     async def last(self) -> None:
         """Training is over; return when its last step is in a checkpoint, if there are any."""
         await self._written()
-        if self._every_steps and self.newest != self._publisher.position.step:
-            await self._begin()
+        if self._store is None or not self._every_steps:
+            return
+        if self.newest != self._publisher.position.step:
+            await self._begin(self._store)
             await self._written()
 
     async def _written(self) -> None:
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
-    async def _begin(self) -> None:
+    async def _begin(self, store: CheckpointStore) -> None:
         version, step = self._publisher.position
         term, started = self._publisher.term, self._now()
         try:
-            directory = await self._store.begin(version)
+            directory = await store.begin(version)
             await self._backend.begin_save(directory)
         except OSError as error:
-            await self._failed(version, step, error)
+            await self._failed(store, version, step, error)
             return
         copied_s = self._now() - started
         self._writing = self._spawn(
-            self._finish(version, step, term, started, copied_s), name=f"checkpoint-{step}"
+            self._finish(store, (version, step, term), started, copied_s),
+            name=f"checkpoint-{step}",
         )
 
     async def _finish(
-        self, version: PolicyVersion, step: int, term: Term, started: float, copied_s: float
+        self,
+        store: CheckpointStore,
+        weights: tuple[PolicyVersion, int, Term],
+        started: float,
+        copied_s: float,
     ) -> None:
+        version, step, _ = weights
         try:
             await self._backend.end_save()
-            await self._store.finish(version, step, term)
+            await store.finish(*weights)
         except OSError as error:
-            await self._failed(version, step, error)
+            await self._failed(store, version, step, error)
             return
         self.newest = step
         self._log.info(
@@ -123,7 +139,9 @@ class Checkpointing:
             seconds=self._now() - started,
         )
 
-    async def _failed(self, version: PolicyVersion, step: int, error: OSError) -> None:
+    async def _failed(
+        self, store: CheckpointStore, version: PolicyVersion, step: int, error: OSError
+    ) -> None:
         self.num_failed += 1
         self._log.error("checkpoint_failed", version=version, step=step, detail=str(error))
-        await self._store.abandon(version)
+        await store.abandon(version)

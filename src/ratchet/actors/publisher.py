@@ -128,17 +128,21 @@ class Publisher:
         self._now = now
         self._log = log
 
-    def begin(self, term: Term, versions: Iterable[VersionRecord]) -> None:
+    def begin(
+        self, term: Term, versions: Iterable[VersionRecord], base: PolicyVersion | None = None
+    ) -> None:
         """Publish under this term, and know every version so far.
 
-        A trainer starts from the base model. If an earlier one has published that already, what
-        follows descends from it: tokens of the earlier trainer are then as stale as the steps back
-        to the base, and never of a tree of their own.
+        What follows descends from `base`, the version of a checkpoint; by default from the base
+        model, if an earlier trainer has published that. Tokens of the earlier trainer are then as
+        stale as the steps back to there and on, and never of a tree of their own.
         """
         known = tuple(versions)
         self.term = term
         self.lineage = Lineage(known)
-        self._base = min((r.version for r in known if r.parent is None), default=None)
+        if base is None:
+            base = min((r.version for r in known if r.parent is None), default=None)
+        self._base = base
 
     @property
     def version(self) -> PolicyVersion | None:

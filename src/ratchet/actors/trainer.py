@@ -26,9 +26,10 @@ from types import TracebackType
 from typing import assert_never
 
 from ratchet.actors.batch_requests import BatchRequests, RepeatRequest
+from ratchet.actors.checkpointing import Checkpointing, CheckpointStore, StartingPoint
 from ratchet.actors.evaluation import Evaluation, evaluate
-from ratchet.actors.judgement import BatchFilter
 from ratchet.actors.evaluations import Evaluations
+from ratchet.actors.judgement import BatchFilter
 from ratchet.actors.optimisation import Optimisation
 from ratchet.actors.publisher import Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
@@ -74,8 +75,11 @@ class TrainerActor(RoleActor[_Inbox]):
         warm_start_prompts: Sequence[Prompt],
         snapshot: WeightSnapshot | None = None,
         batch_filter: BatchFilter | None = None,
+        checkpoints: CheckpointStore | None = None,
+        start: StartingPoint | None = None,
     ) -> None:
         super().__init__(system, role)
+        self._start = start
         self._config = config
         self._backend = backend
         self._sender = sender
@@ -102,10 +106,6 @@ class TrainerActor(RoleActor[_Inbox]):
         self._sync = WeightSync(
             self._publisher, spawn=self.spawn, after=self.after, metrics=self._metrics
         )
-        self._requests = BatchRequests(
-            self.name,
-            publisher=self._publisher,
-            buffer=lambda: system.ref(BUFFER),
         self._evaluations = Evaluations(
             config,
             publisher=self._publisher,
@@ -118,6 +118,10 @@ class TrainerActor(RoleActor[_Inbox]):
             write=output.evaluation,
             released=lambda engine: self.actor_ref.tell(SyncEngine(engine)),
         )
+        self._requests = BatchRequests(
+            self.name,
+            publisher=self._publisher,
+            buffer=lambda: system.ref(BUFFER),
             after=self.after,
             repeat_s=system.ask_timeout_s,
             log=self.log,
@@ -129,6 +133,15 @@ class TrainerActor(RoleActor[_Inbox]):
             sync=self._sync,
             batch_filter=batch_filter,
             wait_for=self.wait_for,
+            log=self.log,
+        )
+        self._checkpointing = Checkpointing(
+            checkpoints,
+            every_steps=config.checkpoint.every_steps,
+            backend=backend,
+            publisher=self._publisher,
+            spawn=self.spawn,
+            now=self.now,
             log=self.log,
         )
         self._stop_reason: str | None = None
@@ -169,6 +182,8 @@ class TrainerActor(RoleActor[_Inbox]):
             "publishing": self._sync.publishing,
             "last_step_s": None if self._stepped_at is None else self.now() - self._stepped_at,
             "bad_steps": self._optimisation.bad_steps,
+            "checkpoint_step": self._checkpointing.newest,
+            "evaluating": self._evaluations.running,
         }
 
     def receive(self, message: _Inbox) -> None:
@@ -182,8 +197,6 @@ class TrainerActor(RoleActor[_Inbox]):
                 self._requests.end()
             case Down():
                 self.registry_lost(message)
-            "checkpoint_step": self._checkpointing.newest,
-            "evaluating": self._evaluations.running,
             case RoleRegistered():
                 for role in message.roles:
                     self._joined(role)
@@ -195,6 +208,7 @@ class TrainerActor(RoleActor[_Inbox]):
                     self.actor_ref.tell(SyncEngine(message.role))
             case RoleLeft():
                 self._sync.left(message.role)
+                self._evaluations.left(message.role)
             case RepeatRequest():
                 self._requests.repeat()
             case SyncEngine():
@@ -208,7 +222,6 @@ class TrainerActor(RoleActor[_Inbox]):
 
     # --- the training task
 
-                self._evaluations.left(message.role)
     @property
     def _step(self) -> int:
         return self._optimisation.num_steps
@@ -218,8 +231,12 @@ class TrainerActor(RoleActor[_Inbox]):
         before = await self._evaluate()
         while self._step < self._config.trainer.num_steps and self._stop_reason is None:
             await self._take_step()
+            if self._config.trainer.synchronous:  # strictly one after another
+                await self._evaluations.ended()
+        await self._evaluations.ended()  # training is over, and the last version needs an engine
         await self._until_live("an engine to hold the last version")
         after = await self._evaluate()
+        await self._checkpointing.last()
         await self._output.model(self._backend)
         status: EndStatus = "finished" if self._stop_reason is None else "stopped"
         self._summarise(status, self._stop_reason, eval_before=before, eval_after=after)
@@ -227,19 +244,22 @@ class TrainerActor(RoleActor[_Inbox]):
         self.end_run(status, reason, self._publisher.term)
 
     async def _begin(self) -> None:
-        """Make version 0 live: it is published like every other."""
+        """Make the weights that training starts from live: they are published like all others."""
         await self._backend.start()
-        if self._config.warm_start.steps:
+        start = self._start
+        if start is not None:
+            await self._backend.restore(start.directory)
+            self._optimisation.num_steps = start.step
+            self.log.info("restored", step=start.step, version=start.version)
+        elif self._config.warm_start.steps:
             result = await self._backend.warm_start(self._warm_start_prompts)
-            if self._config.trainer.synchronous:  # strictly one after another
-                await self._evaluations.ended()
-        await self._evaluations.ended()  # training is over, and the last version needs an engine
             self.log.info("warm_start_done", **result)
         await self._registered.wait()
         acquired: TermAcquired = await self.ask(
             self.registry, AcquireTerm(self.name, self.role.incarnation)
         )
-        self._publisher.begin(acquired.term, acquired.versions)
+        base = None if start is None else start.version
+        self._publisher.begin(acquired.term, acquired.versions, base)
         await self.wait_for(
             self._sync.engine_there.wait(),
             on="rollout",
@@ -263,6 +283,7 @@ class TrainerActor(RoleActor[_Inbox]):
         result = await self._optimisation.take(ready.batch.groups, times)
         if result.applied:
             self._sync.publish()
+            await self._checkpointing.stepped()
         term, step = self._publisher.term, ready.batch.step
         self._requests.account(StepTrained(term, step, result.trained, result.rejected))
         self._stepped_at = self.now()
@@ -292,6 +313,8 @@ class TrainerActor(RoleActor[_Inbox]):
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":
             self._sync.joined(role)
+        elif role.kind == "evaluator":
+            self._evaluations.joined(role)
         elif role.name == BUFFER:
             self._requests.repeat()  # a new life of the buffer has not heard of our request
 
@@ -304,5 +327,3 @@ class TrainerActor(RoleActor[_Inbox]):
                 **{name: e._asdict() if e else None for name, e in evaluations.items()},
             }
         )
-        elif role.kind == "evaluator":
-            self._evaluations.joined(role)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from ratchet.actors.checkpointing import StartingPoint
 from ratchet.config import Config
 from ratchet.observability.rundir import RunDirectory
 from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
@@ -22,6 +23,17 @@ class RunCheckpoints:
         self._checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
         self._run_id = run_id
         self._data = config.task.fingerprint or ""
+
+    def start(self, step: int | None = None) -> StartingPoint | None:
+        """Return the newest checkpoint, or that of a step; None if there is none to go on from.
+
+        Raises:
+            UserError: if there is no such checkpoint, or it is damaged.
+        """
+        if step is None and not self._checkpoints.whole():
+            return None
+        found = self._checkpoints.find(step)
+        return StartingPoint(found.path, found.facts.version, found.facts.step)
 
     async def begin(self, version: PolicyVersion) -> Path:
         """Return an empty directory for the files of a checkpoint."""

@@ -24,6 +24,7 @@ from ratchet.errors import ConfigError
 from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.batch_filter import open_batch_filter
+from ratchet.runtime.checkpoint_store import RunCheckpoints
 from ratchet.runtime.output import RunOutput
 from ratchet.runtime.scoring import open_scorer
 from ratchet.storage.ledger import GroupLedger
@@ -82,8 +83,10 @@ def start_role(
     run_id: str,
     task: Task,
     in_process: bool = False,
+    start_step: int | None = None,
 ) -> LocalRef:
-    """Start the actor of a role on the running loop; `in_process` if all of the run is on it.
+    """Start the actor of a role on the running loop; `in_process` if all of the run is on it. A
+    trainer goes on from the newest checkpoint, or from that of `start_step`.
 
     Raises:
         UserError: if something that the configuration names does not load.
@@ -110,7 +113,7 @@ def start_role(
         case "rollout" | "evaluator":
             return _start_rollout(system, role, config, run, task, in_process=in_process)
         case "trainer":
-            return _start_trainer(system, role, config, run, task)
+            return _start_trainer(system, role, config, run, run_id, task, start_step)
         case "producer":
             raise ValueError("a producer is its user's own program, and started by that")
 
@@ -140,7 +143,13 @@ def _start_rollout(
 
 
 def _start_trainer(
-    system: System, role: RoleInfo, config: Config, run: RunDirectory, task: Task
+    system: System,
+    role: RoleInfo,
+    config: Config,
+    run: RunDirectory,
+    run_id: str,
+    task: Task,
+    start_step: int | None,
 ) -> LocalRef:
     from ratchet.backends.training.snapshot import Snapshot
     from ratchet.runtime.base_model import ensure_base_model
@@ -156,6 +165,7 @@ def _start_trainer(
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
     snapshot = Snapshot(backend) if config.weights.snapshot else None
+    checkpoints = RunCheckpoints(run, run_id, config)
     return TrainerActor.start(
         system,
         role,
@@ -166,4 +176,6 @@ def _start_trainer(
         warm_start_prompts=warm_start_prompts(config, task),
         snapshot=snapshot,
         batch_filter=open_batch_filter(config.buffer),
+        checkpoints=checkpoints,
+        start=checkpoints.start(start_step),
     )

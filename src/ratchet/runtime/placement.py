@@ -54,6 +54,8 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """where others find the key, as the registry notes in links.json"""
     tls: TlsFiles | None = None
     ranks: RankSpec | None = None
+    start_step: int | None = None
+    """of the checkpoint that a trainer goes on from; by default the newest, if there is one"""
     level: str = "info"
 
     def load_config(self) -> Config:
@@ -78,6 +80,7 @@ class Placement:
     token_file: Path | None = None
     tls: TlsFiles | None = None
     ranks: RankSpec | None = None
+    start_step: int | None = None
 
     def spec(self, kind: RoleKind, name: str, incarnation: str) -> RoleSpec:
         """Return what the process of a role is told."""
@@ -92,6 +95,7 @@ class Placement:
             token_file=str(self.token_file) if self.token_file is not None else None,
             tls=self.tls,
             ranks=self.ranks if kind == "trainer" else None,
+            start_step=self.start_step if kind == "trainer" else None,
         )
 
     def _listen(self, name: str) -> Address:

@@ -157,7 +157,15 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         links = Links(str(node.address), spec.run_id, spec.token_file, spec.tls)
         write_links(run, links)
     role = msgspec.structs.replace(spec.role, address=str(node.address))
-    ref = start_role(system, role, config=config, run=run, run_id=spec.run_id, task=task)
+    ref = start_role(
+        system,
+        role,
+        config=config,
+        run=run,
+        run_id=spec.run_id,
+        task=task,
+        start_step=spec.start_step,
+    )
     route_library_logs()  # torch and transformers have come in with handlers of their own
     reporter = Reporter(system, role, every_s=config.runtime.heartbeat_s, open_asks=node.waits)
     reporter.start()
