@@ -39,6 +39,14 @@ def test_own_reward(tmp_path: Path) -> None:
     assert lines[-1].startswith("finished after 40 steps")
 
 
+def test_own_buffer(tmp_path: Path) -> None:
+    lines = run_example("own_buffer.py", tmp_path / "run", 20)
+    spreads = [float(line.split()[-1]) for line in lines[:-1]]
+    assert len(spreads) == 2
+    assert min(spreads) > 0.0
+    assert lines[-1].startswith("finished after 20 steps")
+
+
 def test_four_actors() -> None:
     lines = run_example("four_actors.py", 40)
     rewards = [float(line.rsplit(maxsplit=1)[1]) for line in lines[:-2]]

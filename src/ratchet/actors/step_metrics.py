@@ -158,6 +158,8 @@ class StepMetrics:
             "buffer/masked_tokens": judged.masked_tokens,
             "buffer/marked_samples": judged.marked_samples,
             "queue_groups": stats.queue_groups,
+            "buffer/queue_bytes": stats.queue_bytes,
+            **stats.custom,
             "in_flight_groups": stats.in_flight_groups,
             "dropped": stats.dropped,
             "retried": stats.retried,
