@@ -1,10 +1,14 @@
 """What every training backend promises, run on each of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +20,7 @@ from ratchet.backends.training.fake import FakeBackend
 from ratchet.backends.training.fsdp import create_backend
 from ratchet.backends.training.ranks import Leader
 from ratchet.config import LoraConfig
-from ratchet.types import RolloutGroup
+from ratchet.types import Packed, Rollout, RolloutGroup
 
 Body = Callable[[TrainingBackend], Awaitable[None]]
 
@@ -152,6 +156,65 @@ def test_an_empty_batch_is_refused(harness: Harness, groups: list[RolloutGroup])
         with pytest.raises(ValueError, match="at least one token"):
             await backend.forward_backward([])
         await backend.forward_backward(groups)
+
+    harness.run(body)
+
+
+def with_mask(rollout: Rollout, mask: Sequence[int], **changes: Any) -> Rollout:
+    return msgspec.structs.replace(rollout, loss_mask=Packed.of(mask, "uint8"), **changes)
+
+
+def test_what_is_masked_counts_for_nothing(harness: Harness) -> None:
+    """Neither in the loss, nor in the advantages of the others, nor in the number of tokens."""
+    first, second, third = make_groups(3, 3, completion_tokens=(2, 5))
+    a, b, c = first.rollouts
+    size = len(a.completion_ids)
+    anything = Packed.of([np.inf] + [-1.0] * (size - 1), "float32")
+    ends = [0] + [1] * (size - 1)
+    nothing = [0] * len(c.completion_ids)
+    masked = [
+        msgspec.structs.replace(
+            first,
+            rollouts=(
+                with_mask(a, ends, behavior_logprobs=anything),
+                b,
+                with_mask(c, nothing, reward=1e6),
+            ),
+        ),
+        msgspec.structs.replace(
+            second, rollouts=tuple(with_mask(r, [0] * len(r.loss_mask)) for r in second.rollouts)
+        ),
+        third,
+    ]
+    plain = Packed.of([0.0] + [-1.0] * (size - 1), "float32")
+    without = [
+        msgspec.structs.replace(first, rollouts=(with_mask(a, ends, behavior_logprobs=plain), b)),
+        third,
+    ]
+    found: list[tuple[Mapping[str, float], dict[str, torch.Tensor]]] = []
+
+    async def train(groups: list[RolloutGroup], backend: TrainingBackend) -> None:
+        report = await backend.forward_backward(groups)
+        assert (await backend.optimizer_step()).applied
+        found.append((report.metrics, snapshot(backend)))
+
+    harness.run(partial(train, masked))
+    harness.run(partial(train, without))
+    (metrics, weights), (expected_metrics, expected_weights) = found
+    assert metrics == expected_metrics
+    assert equal(weights, expected_weights)
+    if harness.kind != "fake":
+        assert metrics["trained_tokens"] == sum(group.num_trained_tokens for group in masked)
+
+
+def test_a_batch_of_which_all_is_masked_is_refused(harness: Harness) -> None:
+    (group,) = make_groups(1, 2)
+    rollouts = tuple(with_mask(r, [0] * len(r.loss_mask)) for r in group.rollouts)
+
+    async def body(backend: TrainingBackend) -> None:
+        with pytest.raises(ValueError, match="at least one token"):
+            await backend.forward_backward([msgspec.structs.replace(group, rollouts=rollouts)])
+        await backend.forward_backward([group])
 
     harness.run(body)
 

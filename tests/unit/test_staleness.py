@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +131,61 @@ def test_a_group_is_as_stale_as_its_oldest_token() -> None:
     )
     assert group.versions == (2, 3, 4)
     assert line(6).group_staleness(group, Position(5, 5)) == 3
+
+
+def spanned(*spans: tuple[int, int], mask: list[int] | None = None) -> Rollout:
+    """A rollout of spans (version, tokens)."""
+    ends = list(itertools.accumulate(size for _, size in spans))
+    return Rollout(
+        Packed.of([1], "int32"),
+        Packed.of([1] * ends[-1], "int32"),
+        Packed.of([0.0] * ends[-1], "float32"),
+        Packed.of([1] * ends[-1] if mask is None else mask, "uint8"),
+        tuple(VersionSpan(v, e - n, e) for (v, n), e in zip(spans, ends, strict=True)),
+        "stop",
+        1.0,
+        0,
+    )
+
+
+def masks(group: RolloutGroup) -> list[list[int]]:
+    return [list(rollout.loss_mask.data) for rollout in group.rollouts]
+
+
+def test_spans_past_the_bound_are_masked_and_the_group_stays_as_it_was() -> None:
+    group = RolloutGroup(0, 0, "p", 0, (spanned((1, 2), (3, 1), (2, 1)), spanned((0, 2))))
+    left = line(6).mask_stale(group, Position(5, 5), 2)
+    assert left is not None
+    assert masks(left) == [[0, 0, 1, 0], [0, 0]]
+    assert masks(group) == [[1] * 4, [1] * 2]
+    assert left.versions == group.versions  # who made which token is not forgotten
+    assert line(6).trained_staleness(left, Position(5, 5)) == 2
+    assert line(6).trained_staleness(group, Position(5, 5)) == 5
+
+
+def test_a_group_within_the_bound_is_returned_as_it_is() -> None:
+    group = RolloutGroup(0, 0, "p", 0, (spanned((3, 2)), spanned((5, 1), mask=[0])))
+    assert line(6).mask_stale(group, Position(5, 5), 2) is group
+
+
+@pytest.mark.parametrize(
+    "rollout", [spanned((1, 2)), spanned((1, 1), (5, 2), mask=[1, 0, 0])], ids=str
+)
+def test_a_group_with_nothing_left_to_train_is_none(rollout: Rollout) -> None:
+    group = RolloutGroup(0, 0, "p", 0, (rollout,))
+    assert line(6).mask_stale(group, Position(5, 5), 2) is None
+
+
+def test_tokens_of_an_abandoned_branch_are_masked_by_their_distance() -> None:
+    group = RolloutGroup(0, 0, "p", 0, (spanned((4, 1), (5, 1), (2, 1), (0, 1)),))
+    left = BRANCHED.mask_stale(group, Position(6, 4), 2)
+    assert left is not None
+    assert masks(left) == [[0, 1, 1, 0]]
+
+
+def test_masking_needs_every_version() -> None:
+    with pytest.raises(UnknownVersion):
+        line(3).mask_stale(RolloutGroup(0, 0, "p", 0, (spanned((7, 1)),)), Position(2, 2), 9)
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.data())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.algorithms.advantages import mean_advantages
+from ratchet.algorithms.advantages import Advantage, Floats, mean_advantages, std_advantages
 from ratchet.algorithms.packing import (
     Row,
     pad,
@@ -121,6 +121,40 @@ def test_rollouts_get_the_advantage_of_their_group() -> None:
     )
     assert [each.advantage for each in rows] == [-0.5, 0.5, 0.0, 0.0]
     assert [each.completion_ids.numpy().tolist() for each in rows] == [[2], [3], [5], [6]]
+
+
+def masked(tokens: int) -> Packed:
+    return Packed.of([0] * tokens, "uint8")
+
+
+def test_a_rollout_without_a_trained_token_does_not_count_in_the_statistics() -> None:
+    out = rollout([1], [9, 9], 100.0, loss_mask=masked(2))
+    half = rollout([1], [3, 4], 1.0, loss_mask=Packed.of([0, 1], "uint8"))
+    rows = rollout_rows([group(rollout([1], [2], 0.0), out, half)], mean_advantages)
+    assert [each.advantage for each in rows] == [-0.5, 0.5]  # half of a rollout counts as one
+    assert trained_tokens(rows) == 2
+
+
+@pytest.mark.parametrize("advantage", [std_advantages, mean_advantages])
+def test_the_last_rollout_that_is_left_of_a_group_has_no_advantage(advantage: Advantage) -> None:
+    out = rollout([1], [9], 5.0, loss_mask=masked(1))
+    (row,) = rollout_rows([group(out, rollout([1], [2], 1.0), out)], advantage)
+    assert row.advantage == 0.0
+
+
+def test_a_group_of_which_nothing_is_left_has_no_rows() -> None:
+    def never(rewards: Floats) -> Floats:
+        raise AssertionError(rewards)
+
+    assert rollout_rows([group(rollout([1], [9], 5.0, loss_mask=masked(1)))], never) == []
+
+
+def test_only_a_rollout_that_was_aborted_may_be_empty() -> None:
+    empty = rollout([1], [], 0.0)
+    with pytest.raises(ValueError, match="0 of completion"):
+        rollout_rows([group(empty)], mean_advantages)
+    aborted = msgspec.structs.replace(empty, finish_reason="abort")
+    assert len(rollout_rows([group(aborted, rollout([1], [2], 1.0))], mean_advantages)) == 1
 
 
 @pytest.mark.parametrize(
