@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from ratchet.cli_foreground import in_foreground
+from ratchet.errors import ConfigError
+from ratchet.types import RoleKind
 
 app = typer.Typer()
 
@@ -65,6 +67,9 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
     overrides: Annotated[
         list[str] | None, _Option("--set", help="section.key=value; repeatable.")
     ] = None,
+    evaluates: Annotated[
+        bool, _Option("--eval", help='A rollout that only evaluates: eval.engines = "own".')
+    ] = False,
     num_nodes: Annotated[int, _Option(min=1, help="Nodes of the trainer.")] = 1,
     rendezvous: Annotated[
         str | None, _Option(metavar="HOST:PORT", help="Where the nodes of the trainer meet.")
@@ -82,6 +87,8 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
     from ratchet.runtime.launch_view import open_launch_view
     from ratchet.runtime.node_config import LaunchOptions
 
+    if evaluates and role is not Role.ROLLOUT:
+        raise ConfigError(f"--eval is for a rollout, and not for the {role.value}")
     tls = {"ca": tls_ca, "cert": tls_cert, "key": tls_key}
     options = LaunchOptions(
         registry=registry,
@@ -95,7 +102,8 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
         rendezvous=rendezvous,
         wait_s=wait,
     )
-    launched = Launch(role.value, config, options, say=typer.echo)
+    kind: RoleKind = "evaluator" if evaluates else role.value
+    launched = Launch(kind, config, options, say=typer.echo)
     outcome, code = in_foreground(launched.run, launched.request_stop, open_launch_view(launched))
     typer.echo(launched.result(outcome))
     raise typer.Exit(code)

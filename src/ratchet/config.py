@@ -648,6 +648,12 @@ class Config(_Section):
         groups = self.buffer.batch_groups if per_sample else self.buffer.capacity
         return max(1, math.ceil(groups / self.rollout.num_workers))
 
+    @property
+    def num_evaluators(self) -> int:
+        """Workers that only evaluate, of those that `ratchet run` starts."""
+        own = self.eval.every_steps and self.eval.engines == "own"
+        return self.eval.num_workers if own else 0
+
     def to_toml(self) -> str:
         """Return the resolved configuration: every field, defaults included."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

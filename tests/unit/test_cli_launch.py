@@ -92,6 +92,12 @@ def test_every_option_is_handed_on(fake: type[Fake], monkeypatch: pytest.MonkeyP
     )
 
 
+def test_a_rollout_may_only_evaluate(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.outcome = RoleOutcome("finished")
+    assert command(monkeypatch, "rollout", "job.toml", "--registry", "a:1", "--eval") == 0
+    assert fake.made[0] == "evaluator"
+
+
 @pytest.mark.parametrize(
     ("status", "code", "last"),
     [
@@ -126,6 +132,7 @@ def test_a_signal_is_an_exit_code_of_its_own(
     [
         ("producer", "job.toml", "--registry", "a:1"),
         ("buffer", "job.toml"),
+        ("buffer", "job.toml", "--registry", "a:1", "--eval"),
         ("buffer", "job.toml", "--registry", "a:1", "--node-rank", "-1"),
     ],
 )

@@ -19,7 +19,7 @@ from ratchet.types import RoleInfo
 _MAX_LEFT: Final = 64
 """Roles that left and are still shown, the last ones."""
 _MAX_STARTING: Final = 256
-_ENGINES: Final = ("rollout", "producer")
+_ENGINES: Final = ("rollout", "evaluator", "producer")
 """The many: they talk to all others, and never to each other."""
 
 

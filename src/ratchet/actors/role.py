@@ -34,6 +34,11 @@ def rollout_name(rank: int) -> str:
     return f"rollout-{rank}"
 
 
+def evaluator_name(rank: int) -> str:
+    """Return the name of a worker that only evaluates."""
+    return f"evaluator-{rank}"
+
+
 class RoleActor(Actor[M]):
     """An actor that the registry knows. The registry's reply comes back as a message."""
 

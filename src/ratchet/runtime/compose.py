@@ -14,7 +14,7 @@ from typing import Final
 
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.buffer import BufferActor
-from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.system import System
 from ratchet.actors.trainer import TrainerActor
@@ -44,7 +44,13 @@ def role_names(config: Config) -> list[tuple[RoleKind, str]]:
     rollouts: list[tuple[RoleKind, str]] = [
         ("rollout", rollout_name(rank)) for rank in range(config.rollout.num_workers)
     ]
-    return [("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER), *rollouts]
+    evaluators: list[tuple[RoleKind, str]] = [
+        ("evaluator", evaluator_name(rank)) for rank in range(config.num_evaluators)
+    ]
+    three: list[tuple[RoleKind, str]] = [
+        ("registry", REGISTRY), ("buffer", BUFFER), ("trainer", TRAINER),
+    ]  # fmt: skip
+    return [*three, *rollouts, *evaluators]
 
 
 def chosen_roles(

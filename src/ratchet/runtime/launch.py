@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.errors import ConfigError, RunFailed, UserError
 from ratchet.messages import EndRun, RunDescribed
 from ratchet.observability.logs import Log, configure_logging
@@ -73,6 +73,13 @@ class Launch:
         runtime = self.config.runtime
         self._credentials = open_credentials(runtime.token_file, runtime.tls)
         check_role(kind, self.config)
+        if kind == "evaluator" and not self.config.num_evaluators:
+            msg = (
+                f"--eval starts a worker that only evaluates, and eval.every_steps ="
+                f" {self.config.eval.every_steps} with eval.engines = {self.config.eval.engines!r}"
+                ' has no use for it: set every_steps, and engines = "own"'
+            )
+            raise ConfigError(msg)
         root = options.directory or Path("runs") / self.config.name
         self.directory = RunDirectory(root.resolve())
         self._wait_s = options.wait_s
@@ -264,11 +271,11 @@ def _name(
         if options.num_nodes != 1 or options.rendezvous is not None:
             msg = f"--num-nodes and --rendezvous are for the trainer, and not for the {kind}"
             raise ConfigError(msg)
-        if kind != "rollout":
+        if kind not in {"rollout", "evaluator"}:
             return kind, None
         # digits, as of a rank: whoever asks the logs for all of a kind finds it
         number = rank if rank is not None else 100_000 + secrets.randbelow(900_000)
-        return rollout_name(number), None
+        return (rollout_name if kind == "rollout" else evaluator_name)(number), None
     if options.num_nodes == 1:
         ranks = RankSpec(ranks_per_node) if ranks_per_node > 1 else None
         return TRAINER, ranks

@@ -9,6 +9,8 @@ the supervisor of them all and one outcome. Waits for that supervisor, or to be 
       trainer-0
       workers: as runtime.* says
         rollout-0, rollout-1 ...
+      evaluators: as runtime.* says         when they end too often the run goes on without them
+        evaluator-0 ...
 
 Nobody can yet take up the work of a dead registry, buffer or trainer, so each of them ends the run.
 """
@@ -29,6 +31,7 @@ from ratchet.types import RoleKind
 
 STOP_S: Final[dict[RoleKind, float]] = {
     "rollout": 3.0,
+    "evaluator": 3.0,
     "trainer": 3.5,
     "buffer": 1.5,
     "registry": 1.0,
@@ -38,6 +41,7 @@ STOP_S: Final[dict[RoleKind, float]] = {
 (side by side) to the registry, all are gone within ten."""
 
 WORKERS: Final = "workers"
+EVALUATORS: Final = "evaluators"
 
 _OF_OTHERS: Final = frozenset(("RunFailed", "ActorDead", "AskTimeout", "TransferFailed"))
 """Errors of a role that has lost another one, or waited for it in vain. Some are its own fault;
@@ -105,12 +109,17 @@ def build_tree(
     members = [
         Member(child, significant=leader in {kind, None}, stop_s=STOP_S[kind])
         for kind, child in children
-        if kind != "rollout"
+        if kind not in {"rollout", "evaluator"}
     ]
     rollouts = [child for kind, child in children if kind == "rollout"]
     if rollouts:
-        workers = _workers(rollouts, config, log)
+        workers = _workers(WORKERS, rollouts, config, log)
         members.append(Member(workers, significant=leader is None))
+    evaluators = [child for kind, child in children if kind == "evaluator"]
+    if evaluators:
+        only = leader is None and not rollouts
+        workers = _workers(EVALUATORS, evaluators, config, log)
+        members.append(Member(workers, "transient" if only else "temporary", significant=only))
 
     async def escalated(verdict: Escalate) -> None:
         cause = _outcome(verdict.first)
@@ -122,7 +131,7 @@ def build_tree(
     return Supervisor("root", members, rules, log=log, on_escalation=escalated)
 
 
-def _workers(rollouts: Sequence[Child], config: Config, log: Log) -> Supervisor:
+def _workers(name: str, workers: Sequence[Child], config: Config, log: Log) -> Supervisor:
     runtime = config.runtime
     rules = Rules(
         runtime.restart_strategy,
@@ -132,8 +141,8 @@ def _workers(rollouts: Sequence[Child], config: Config, log: Log) -> Supervisor:
         backoff_most_s=runtime.backoff_most_s,
         until="all",
     )
-    members = [Member(child, significant=True, stop_s=STOP_S["rollout"]) for child in rollouts]
-    return Supervisor(WORKERS, members, rules, log=log, stops_together=True)
+    members = [Member(child, significant=True, stop_s=STOP_S["rollout"]) for child in workers]
+    return Supervisor(name, members, rules, log=log, stops_together=True)
 
 
 async def run_tree(

@@ -32,6 +32,16 @@ def test_the_roles_of_a_run_in_the_order_of_their_start() -> None:
     ]
 
 
+def test_workers_that_only_evaluate_are_started_where_there_is_work_for_them() -> None:
+    own = {"num_prompts": 3, "engines": "own", "num_workers": 2}
+    assert role_names(small_config(eval=own | {"every_steps": 5}))[-3:] == [
+        ("rollout", "rollout-0"), ("evaluator", "evaluator-0"), ("evaluator", "evaluator-1"),
+    ]  # fmt: skip
+    assert role_names(small_config(eval=own))[-1] == ("rollout", "rollout-0")
+    shared = own | {"every_steps": 5, "engines": "shared"}
+    assert role_names(small_config(eval=shared))[-1] == ("rollout", "rollout-0")
+
+
 @pytest.mark.parametrize("reference", [*ENGINES.values(), *TRAINERS.values()])
 def test_every_known_backend_is_there(reference: str) -> None:
     assert callable(import_object(reference))

@@ -113,12 +113,16 @@ def played(launched: Launch, act: Callable[[], Any]) -> RoleOutcome:
 # --- what it is
 
 
+OWN = ["eval.num_prompts=2", "eval.every_steps=1", "eval.engines=own"]
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "name", "ranks"),
     [
         ("registry", {}, "registry", None),
         ("buffer", {"node_rank": 3}, "buffer", None),
         ("rollout", {"node_rank": 3}, "rollout-3", None),
+        ("evaluator", {"node_rank": 2, "overrides": OWN}, "evaluator-2", None),
         ("trainer", {}, "trainer-0", None),
         ("trainer", {"overrides": ["trainer.ranks_per_node=2"]}, "trainer-0", RankSpec(2)),
         (
@@ -150,6 +154,8 @@ def test_a_rollout_without_a_number_finds_itself_a_new_one(world: World) -> None
         ("trainer", {"num_nodes": 2, "node_rank": 0}, "--num-nodes 2 needs --rendezvous"),
         ("trainer", {"num_nodes": 2, "rendezvous": "a:1"}, "--node-rank from 0 to 1"),
         ("trainer", {"num_nodes": 2, "rendezvous": "a:1", "node_rank": 2}, "from 0 to 1"),
+        ("evaluator", {}, "--eval starts a worker that only evaluates, and eval.every_steps = 0"),
+        ("evaluator", {"overrides": OWN[:2]}, "eval.engines = 'shared'"),
         ("buffer", {"token_file": "/no/such"}, "runtime.token_file"),
         ("rollout", {"overrides": ["rollout.backend=x"]}, "rollout.backend"),
         ("buffer", {"overrides": ["task.name=x"]}, "task"),

@@ -126,6 +126,35 @@ def test_others_that_leave_first_because_the_run_is_over_do_not_matter() -> None
     assert world.stopped == []
 
 
+def test_the_run_goes_on_without_evaluators_that_end_too_often() -> None:
+    async def body(world: World) -> None:
+        for _ in range(2):
+            world["evaluator-0"].end("failed", "GenerationFailed: x")
+            await asyncio.sleep(5)
+        assert not world.outcome.done()
+        world["trainer-0"].end("finished", "3 steps")
+
+    roles: tuple[tuple[RoleKind, str], ...] = (*ALL, ("evaluator", "evaluator-0"))
+    outcome, world = scenario(body, roles, max_restarts=1)
+    assert outcome == RoleOutcome("finished", "3 steps")
+    assert world["evaluator-0"].starts == 2
+    assert world.told == []
+
+
+def test_an_evaluator_alone_is_all_that_its_launcher_has() -> None:
+    async def body(world: World) -> None:
+        for _ in range(2):
+            world["evaluator-0"].end("failed", "GenerationFailed: x")
+            await asyncio.sleep(5)
+
+    outcome, _ = scenario(body, (("evaluator", "evaluator-0"),), max_restarts=1)
+    assert outcome.status == "failed"
+    outcome, _ = scenario(
+        lambda w: w["evaluator-0"].end("finished", "over"), (("evaluator", "evaluator-0"),)
+    )
+    assert outcome == RoleOutcome("finished", "over")
+
+
 @pytest.mark.parametrize("name", ["registry", "buffer", "trainer-0"])
 def test_a_role_that_nobody_can_replace_ends_the_run(name: str) -> None:
     outcome, world = scenario(lambda w: w[name].end("failed", "LedgerError: x"))
