@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +49,19 @@ def _loop_deaf(entered: str) -> None:
 def _fork(_: str) -> float:
     os.fork()
     return 1.0
+
+
+@functools.cache
+def _sandbox(_: str) -> float:
+    """A program that serves all calls."""
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def _fork_and_wait(_: str) -> float:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _daemon(pid_file: str) -> float:
@@ -120,6 +135,8 @@ _DO: dict[str, Callable[[str], Any]] = {
     "loop-at-three": lambda text: _loop(text) if text == "3" else 1.0,
     "deaf": _loop_deaf,
     "fork": _fork,
+    "fork-and-wait": _fork_and_wait,
+    "sandbox": _sandbox,
     "daemon": _daemon,
     "daemon-loop": _daemon_and_loop,
     "memory": lambda _: float(len(bytearray(10 << 30))),

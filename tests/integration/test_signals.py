@@ -77,6 +77,11 @@ def sleeping(command: Command) -> list[psutil.Process]:
     return [process for process in command.family() if process.name() == "sleep"]
 
 
+def owner(sandbox: psutil.Process) -> int:
+    """The worker above the process that scores and its keeper."""
+    return sandbox.parents()[2].pid
+
+
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL]
 )
@@ -84,13 +89,14 @@ def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
-    task = CONFIG.task.model_copy(update={"reward": f"{tmp_path}/reward.py:reward"})
+    reward = {"reward": f"{tmp_path}/reward.py:reward", "reward_workers": 1}
+    task = CONFIG.task.model_copy(update=reward)
     with Command(CONFIG.model_copy(update={"task": task}), tmp_path / "run") as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)
         workers = {command.child(f"rollout-{rank}") for rank in (0, 1)}
-        command.until("a sandbox in each", lambda: workers == {p.ppid() for p in sleeping(command)})
+        command.until("a sandbox in each", lambda: workers == {owner(p) for p in sleeping(command)})
         family = command.family()
-        assert len(family) == NUM_PROCESSES + len(workers)
+        assert len(family) == NUM_PROCESSES + 3 * len(workers)
         if number == signal.SIGKILL:  # one that stands still cannot see that its launcher is gone
             kill(command.child("rollout-1"), signal.SIGSTOP)
         kill(command.process.pid, number)

@@ -39,6 +39,14 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def command_line(pid: int) -> bytes:
+    """Return what a process was started as; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def main() -> None:
     """Fork the reward process, wait, and clear up."""
     wire = int(sys.argv[1])

@@ -23,7 +23,7 @@ import msgspec
 from ratchet.config import TaskConfig
 from ratchet.errors import RewardFailed, UserError
 from ratchet.runtime.judge import judge, take_step
-from ratchet.runtime.reward_keeper import children
+from ratchet.runtime.reward_keeper import children, command_line
 from ratchet.runtime.reward_wire import (
     PREFIX,
     Build,
@@ -64,7 +64,9 @@ class _Scorer:
         self._task = task
         self._keeper = keeper
         self._pid = os.getpid()
-        self._helpers = self._started()
+        self._helpers = self._copies()
+        self._forked = False
+        os.register_at_fork(after_in_parent=self._note_fork)
 
     def answers(self, request: ScoreGroup | TakeStep) -> Iterator[bytes]:
         """Yield the frame of each answer, as it comes; the last one vouches for the request."""
@@ -74,7 +76,8 @@ class _Scorer:
             else:
                 yield from self._rewards(request)
         except RewardFailed as error:
-            yield encode(Failed(error.reason, str(error), error.reason not in _NOT_CLEAN))
+            clean = error.reason not in _NOT_CLEAN and not self._forked
+            yield encode(Failed(error.reason, str(error), clean))
 
     def _rewards(self, request: ScoreGroup) -> Iterator[bytes]:
         last = len(request.answers) - 1
@@ -82,13 +85,13 @@ class _Scorer:
             with self._in_one_process():
                 reward = judge(self._task, request.prompt, answer)
             if index == last:
-                self._check_started(request.prompt)
+                self._check_forks(request.prompt)
             yield encode(Scored(reward))
 
     def _step(self, request: TakeStep) -> bytes:
         with self._in_one_process():
             step = take_step(self._task, request.prompt, request.conversation)
-        self._check_started(request.prompt)
+        self._check_forks(request.prompt)
         try:
             return encode(Stepped(step))
         except Exception as error:
@@ -106,19 +109,30 @@ class _Scorer:
             if os.getpid() != self._pid:  # the reward has forked, and this is the other one
                 os._exit(0)
 
-    def _started(self) -> set[int]:
-        """Return the processes that the user's code has started, orphans included."""
-        return (children(self._pid) | children(self._keeper)) - {self._pid}
+    def _note_fork(self) -> None:
+        self._forked = True
 
-    def _check_started(self, prompt: Prompt) -> None:
+    def _copies(self) -> set[int]:
+        """Return the processes that were forked from this one, orphans included, and run on.
+
+        A program that was started has a command line of its own; what has ended has none.
+        """
+        started = (children(self._pid) | children(self._keeper)) - {self._pid}
+        same = {command_line(self._pid), b""}
+        return {pid for pid in started if command_line(pid) in same}
+
+    def _check_forks(self, prompt: Prompt) -> None:
+        if not self._forked:
+            return
+        self._forked = False
         for _ in range(_CHECKS):
-            left = self._started() - self._helpers
+            left = self._copies() - self._helpers
             if not left:
                 return
             time.sleep(_ENDING_S)  # an orphan that has ended is reaped in a moment
         msg = (
-            f"the reward of prompt {prompt.prompt_id} left {len(left)} process(es) behind; it must"
-            " end what it starts and wait for it, or start it once, when the task is built"
+            f"the reward of prompt {prompt.prompt_id} forked, and left {len(left)} process(es)"
+            " behind: wait for them before it returns, or fork once, when the task is built"
         )
         raise RewardFailed(msg, "reward_forked")
 

@@ -110,7 +110,7 @@ def test_a_process_that_a_reward_has_spoiled_is_replaced() -> None:
                 ("_exit", "reward_exited", "ended its process: exit code 3"),
                 ("killgroup", "reward_exited", "ended its process: signal 9"),
                 ("memory", "reward_memory", "ran out of memory"),
-                ("fork", "reward_forked", r"left 1 process\(es\) behind"),
+                ("fork", "reward_forked", r"forked, and left 1 process\(es\) behind"),
                 ("scribble", "reward_exited", "it wrote into its answers"),
             ):
                 error = await fails(scorer, word)
@@ -151,8 +151,18 @@ def test_a_daemon_is_found_and_killed(tmp_path: Path) -> None:
             error = await fails(scorer, "daemon", str(file))
             assert error.reason == "reward_forked"
             await until_gone(int(file.read_text()))
-            # a program that has ended before the reward returns is none of that
+
+    asyncio.run(main())
+
+
+def test_a_program_that_a_reward_has_started_serves_it_until_its_process_ends() -> None:
+    async def main() -> None:
+        async with scoring() as scorer:
+            (sandbox,) = await scorer.score(prompt("sandbox"), ["1"])
             assert await scorer.score(prompt("run"), ["1"]) == [0.0]
+            assert await scorer.score(prompt("fork-and-wait"), ["1"]) == [7.0]
+            assert await scorer.score(prompt("sandbox"), ["1"]) == [sandbox]
+        await until_gone(int(sandbox))
 
     asyncio.run(main())
 
