@@ -104,6 +104,8 @@ class Generator(NamedTuple):
         group = f"eval/{prompt.prompt_id}"  # the same draws for every version
         seeds = [sample_seed(self.config.seed, group, 0, i) for i in range(request.samples)]
         trajectories = await self._complete(prompt, seeds, request.temperature)
+        if any(each.finish_reason in {"abort", "error"} for each in trajectories):
+            raise GenerationFailed("a completion was aborted: what it would have said is not known")
         _check_pinned(trajectories, request.version)
         rewards = await self._score(prompt, trajectories)
         return math.fsum(rewards) / len(rewards)

@@ -15,9 +15,9 @@ from tests.simulation.loop import run_virtual
 
 from ratchet.actors.generation import Generator, GroupFailure
 from ratchet.actors.trajectory import sample_seed
-from ratchet.backends.rollout.base import SamplingParams
+from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.fake import NAME, FakeEngine, fake_token
-from ratchet.errors import VersionError
+from ratchet.errors import GenerationFailed, VersionError
 from ratchet.messages import EvaluatePolicy
 from ratchet.types import Assignment, Prompt, RolloutGroup
 
@@ -158,5 +158,22 @@ def test_an_evaluation_samples_as_asked_and_is_pinned() -> None:
         assert not training & {params.seed for params in asked}
         with pytest.raises(VersionError, match=r"evaluation of version 3 got tokens .* \[4\]"):
             await generator.evaluate(PROMPT, EvaluatePolicy(3, 0, 1, 1, 0.0))
+
+    run_virtual(main())
+
+
+def test_an_aborted_completion_is_no_result() -> None:
+    class Aborts(FakeEngine):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+            completion = await super().generate(prompt_ids, params)
+            return completion._replace(finish_reason="abort")
+
+    async def main() -> None:
+        generator, *_ = await make()
+        engine = Aborts()
+        await engine.stamp(0)
+        generator = generator._replace(engine=engine)
+        with pytest.raises(GenerationFailed, match="a completion was aborted"):
+            await generator.evaluate(PROMPT, EvaluatePolicy(0, 0, 1, 1, 0.0))
 
     run_virtual(main())
