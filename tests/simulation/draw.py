@@ -16,6 +16,7 @@ from tests.helpers.config import small_config
 from tests.simulation import faults as f
 from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
+from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
 from tests.simulation.verdict_draws import draw_verdicts
 from tests.simulation.world import Delays, Links
@@ -187,7 +188,7 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
         eval=_evaluation(rng.choice([0, 0, 3, 8]), 0.0 if hopeless else group_timeout_s, seed),
         runtime={"ask_timeout_s": links.limits.delivery_s} | _supervision(seed),
     )
-    return config.model_copy(update={"seed": seed})
+    return draw_submission(config.model_copy(update={"seed": seed}), seed)
 
 
 def _evaluation(num_prompts: int, group_timeout_s: float, seed: int) -> dict[str, Any]:

@@ -446,7 +446,7 @@ class Watch:
         for ready in self._world.batches:
             for group in ready.batch.groups:
                 size = self._plan.config.rollout.group_size
-                self._expect(len(group.rollouts) == size, "I4", f"{group.group_id} is torn")
+                self._expect(len(group.trajectories) == size, "I4", f"{group.group_id} is torn")
                 failed = [r for r in group.rollouts if r.finish_reason in {"abort", "error"}]
                 used = any(1 in rollout.loss_mask.data for rollout in failed)
                 self._expect(not used, "I3", f"{group.group_id} trains what was aborted")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tests.helpers.scoring import SingleTurn
 from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
@@ -104,6 +103,12 @@ def _trained_versions(group: RolloutGroup) -> set[int]:
     }
 
 
+def whole(conversation: Conversation) -> str:
+    """Everything behind the prompt."""
+    pairs = itertools.zip_longest(conversation.turns, conversation.replies, fillvalue="")
+    return "".join(itertools.chain.from_iterable(pairs))
+
+
 class AbortingEngine(SeenEngine):
     """Says of some completions that they were aborted."""
 
@@ -121,11 +126,28 @@ def reward(text: str) -> float:
     return sum(map(ord, text)) % 7 / 6
 
 
-class Scorer(SingleTurn):
-    """Scores by `reward`; it fails while `broken()` says so."""
+class Scorer:
+    """Scores by `reward`; it fails while `broken()` says so, and so does its environment."""
 
-    def __init__(self, broken: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, broken: Callable[[], bool] = lambda: False, num_turns: int = 1) -> None:
         self._broken = broken
+        self._num_turns = num_turns
+
+    def max_turns(self, prompt: Prompt) -> int:
+        del prompt
+        return self._num_turns
+
+    async def step(self, prompt: Prompt, conversation: Conversation) -> Step:
+        if self._broken():
+            raise RewardFailed(f"no answer for {prompt.prompt_id}")
+        number = len(conversation.turns)
+        assert conversation.state == (None if number == 1 else number - 1), conversation
+        return Step(None if reward(conversation.turns[-1]) > 0.8 else "so?", state=number)
+
+    async def score_conversations(
+        self, prompt: Prompt, conversations: Sequence[Conversation]
+    ) -> list[float]:
+        return await self.score(prompt, list(map(whole, conversations)))
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
         if self._broken():
@@ -134,6 +156,18 @@ class Scorer(SingleTurn):
 
     def close(self) -> None:
         pass
+
+
+def turns_of(rollout: Rollout) -> list[tuple[int | None, int]]:
+    """Return (turn, where it starts) of each token; the turn is None for the environment's."""
+    turns: list[tuple[int | None, int]] = []
+    number, start = -1, 0
+    sampled = [logprob != 0.0 for logprob in rollout.behavior_logprobs.numpy().tolist()]
+    for position, here in enumerate(sampled):
+        if here and not (position and sampled[position - 1]):
+            number, start = number + 1, position
+        turns.append((number if here else None, start))
+    return turns
 
 
 class ProcessEnd:
@@ -332,6 +366,7 @@ class World:
         self.buffer_says: list[Callable[[int], None]] = []
         self._launchers = links.launchers
         self._seed = seed
+        self.num_turns = draw_turns(config, seed)
         self._delays = random.Random(seed + 1)
         self.eval_prompts = [Prompt(f"e{i}", f"held out {i}") for i in range(8)]
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
@@ -412,7 +447,10 @@ class World:
 
     def _start_worker(self, name: str) -> Worker:
         engine = AbortingEngine(
-            lambda: self._strikes(self.trouble.abort), delay_s=self._delay, size=PART * NUM_PARTS
+            lambda: self._strikes(self.trouble.abort),
+            delay_s=self._delay,
+            stop_after=stop_after(self.num_turns),
+            size=PART * NUM_PARTS,
         )
         if name in self.workers:  # what the device held is still there, and is no version's
             engine._weights = self.workers[name].engine.weights
@@ -426,7 +464,7 @@ class World:
                 config=self.config,
                 engine=engine,
                 receiver=receiver,
-                scorer=Scorer(lambda: self._strikes(self.trouble.reward)),
+                scorer=Scorer(lambda: self._strikes(self.trouble.reward), self.num_turns),
                 eval_prompts=self.eval_prompts,
             ),
         )
@@ -494,10 +532,15 @@ class World:
             assert rollout.reward == reward(text), (group.group_id, rollout.reward)
             prompt = rollout.prompt_ids.numpy().tolist()
             tokens = rollout.completion_ids.numpy().tolist()
+            turns = turns_of(rollout)
             for span in rollout.spans:
                 weights = self.wire.sent[span.version]
                 for position in range(span.start, span.end):
-                    expected, _ = fake_token(weights, prompt, rollout.seed, position)
+                    turn, start = turns[position]
+                    if turn is None:
+                        continue  # what the environment said
+                    context, seed = prompt + tokens[:start], turn_seed(rollout.seed, turn)
+                    expected, _ = fake_token(weights, context, seed, position - start)
                     assert tokens[position] == expected, (group.group_id, span)
                     count += 1
         return count
@@ -508,7 +551,8 @@ class World:
         if self._strikes(self.trouble.hang):
             return 1e7
         # heavy tail: some completions take many times the median
-        return self.delays.token_s * params.max_tokens * min(self._delays.paretovariate(1.5), 8.0)
+        times = min(self._delays.paretovariate(1.5), 8.0)
+        return self.delays.token_s * params.max_tokens / self.num_turns * times
 
     def _strikes(self, share: float) -> bool:
         return share > 0 and self._delays.random() < share
