@@ -11,8 +11,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.simulation.rollout_draws import stop_after
 
-from ratchet.actors.generation import sample_seed
+from ratchet.actors.trajectory import sample_seed, turn_seed
+from ratchet.backends.rollout.base import SamplingParams
 from ratchet.backends.rollout.fake import fake_token
 from ratchet.types import PolicyVersion
 
@@ -52,11 +54,23 @@ def _seed(world: World, prompt_id: str, sample: int) -> int:
 
 
 def _reward(world: World, version: PolicyVersion, text: str, seed: int) -> float:
-    from tests.simulation.world import reward
+    from tests.simulation.world import answer, reward
 
     weights: Any = world.wire.sent[version]
-    tokens = [
-        fake_token(weights, list(text.encode("latin-1")), seed, position)[0]
-        for position in range(world.config.rollout.max_tokens)
-    ]
-    return reward(bytes(tokens).decode("latin-1"))
+    max_tokens = world.config.rollout.max_tokens
+    prompt, said = list(text.encode("latin-1")), ""
+    for turn in range(world.num_turns):
+        params = SamplingParams(max_tokens, 0.0, turn_seed(seed, turn))
+        ends = stop_after(world.num_turns)
+        length = max_tokens if ends is None else min(max_tokens, ends(prompt, params))
+        tokens = [
+            fake_token(weights, prompt, params.seed, position)[0] for position in range(length)
+        ]
+        own = bytes(tokens).decode("latin-1")
+        reply = answer(own)
+        said += own
+        if length == max_tokens or reply is None or turn + 1 == world.num_turns:
+            break
+        said += reply
+        prompt += tokens + list(reply.encode("latin-1"))
+    return reward(said)

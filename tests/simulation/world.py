@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.rollout_draws import draw_turns, stop_after
 from tests.simulation.sessions import Host, Network
 from tests.simulation.weight_ends import (
     NUM_PARTS,
@@ -32,6 +34,7 @@ from ratchet.actors.ref import LocalRef
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
+from ratchet.actors.trajectory import turn_seed
 from ratchet.actors.version_registry import VersionRegistry
 from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.fake import fake_token
@@ -42,8 +45,9 @@ from ratchet.errors import GenerationFailed, RewardFailed
 from ratchet.messages import BatchReady, Down, Message
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
+from ratchet.tasks.base import Conversation, Step
 from ratchet.transport.mailbox.limits import Limits
-from ratchet.types import Prompt, RoleInfo, RolloutGroup
+from ratchet.types import Prompt, RoleInfo, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from tests.helpers.actors import RecordingLog
@@ -103,6 +107,11 @@ def _trained_versions(group: RolloutGroup) -> set[int]:
     }
 
 
+def answer(turn: str) -> str | None:
+    """What the environment says to a turn, if anything."""
+    return None if reward(turn) > 0.8 else "so?"
+
+
 def whole(conversation: Conversation) -> str:
     """Everything behind the prompt."""
     pairs = itertools.zip_longest(conversation.turns, conversation.replies, fillvalue="")
@@ -142,7 +151,7 @@ class Scorer:
             raise RewardFailed(f"no answer for {prompt.prompt_id}")
         number = len(conversation.turns)
         assert conversation.state == (None if number == 1 else number - 1), conversation
-        return Step(None if reward(conversation.turns[-1]) > 0.8 else "so?", state=number)
+        return Step(answer(conversation.turns[-1]), state=number)
 
     async def score_conversations(
         self, prompt: Prompt, conversations: Sequence[Conversation]
