@@ -172,8 +172,8 @@ class TaskConfig(_Section):
     """Several tasks at once, weighted."""
     reward_isolation: Literal["auto", "process", "thread"] = "auto"
     """Where rewards run: in processes that can be killed, or in threads of the rollout worker.
-    "auto" is threads for the tasks "copy" and "jsonl" with a score of their own. A run in one
-    process (`in_process`) has threads in any case.
+    "auto" is threads where the score is Ratchet's own and compares text, and in a run in one
+    process (`in_process`); else it is processes.
     """
     reward_workers: Positive = 2
     """Processes or threads per rollout worker; each scores one group at a time."""

@@ -195,7 +195,7 @@ class GroupFailed(Message, frozen=True):
     group_id: int
     attempt: int
     reason: str
-    """one word: "generation" | "reward" | "prompt" | "timeout" """
+    """one word: "generation" | "prompt" | "timeout" | "reward", or a kind of it: `RewardFailed` """
     detail: str
     stats: RolloutStats
 

@@ -80,6 +80,12 @@ class Run:
         self._reward = reward if in_process else None
         if reward is not None and not in_process:
             self.config = with_reward(self.config, reward)
+        if self._reward is not None and self.config.task.reward_isolation == "process":
+            msg = (
+                'task.reward_isolation = "process": a process cannot import the reward that is given'
+                ' to a run with in_process=True; name it in task.reward, or use "auto" or "thread"'
+            )
+            raise ConfigError(msg)
         root = Path(directory) if directory is not None else Path("runs") / self.config.name
         self.run_id = uuid.uuid4().hex
         self._task = check_run(self.config)

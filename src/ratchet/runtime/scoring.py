@@ -24,8 +24,8 @@ from ratchet.types import Prompt
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_COMPARES_TEXT: Final = frozenset({"copy", "jsonl"})
-"""Built-in tasks whose own score is a few microseconds of code that is all ours."""
+_OURS: Final = frozenset({"copy", "dataset", "guess", "jsonl"})
+"""Tasks whose own score, where it compares text, is a few microseconds of code that is all ours."""
 
 
 def open_scorer(config: Config, task: Task, *, in_process: bool, log: Log) -> Scorer:
@@ -34,24 +34,25 @@ def open_scorer(config: Config, task: Task, *, in_process: bool, log: Log) -> Sc
     Args:
         config: of the run.
         task: as it is built here; processes build their own.
-        in_process: whether the whole run is in this process, where a reward need not be importable.
+        in_process: whether the whole run is in this process, where a reward may be a closure.
         log: of the worker.
 
     Raises:
         TaskError: if a variable of `task.reward_env` is not set.
     """
-    if in_process or not _in_processes(config.task):
+    isolation = config.task.reward_isolation
+    if isolation == "auto":
+        isolation = "thread" if in_process or _is_ours(config.task) else "process"
+    if isolation == "thread":
         return ThreadScorer(task, config.task.reward_workers)
     return ProcessScorer(config, task, environ=os.environ, log=log)
 
 
-def _in_processes(task: TaskConfig) -> bool:
-    if task.reward_isolation == "auto":
-        parts = task.tasks or (task,)
-        return bool(task.reward) or any(
-            part.reward or part.name not in _COMPARES_TEXT for part in parts
-        )
-    return task.reward_isolation == "process"
+def _is_ours(task: TaskConfig) -> bool:
+    return task.reward is None and all(
+        part.reward is None and part.name in _OURS and part.args.get("score", "exact") == "exact"
+        for part in (task.tasks or (task,))
+    )
 
 
 class ThreadScorer:
