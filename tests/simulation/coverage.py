@@ -26,7 +26,8 @@ TOLD = frozenset(cls.__name__ for cls in get_args(messages.WireMessage)) - {"Rol
 EVENTS = frozenset(
     {
         "actor_failed", "auth_failed", "batch_not_due", "claim_of_another_life", "end_fenced",
-        "engine_failed", "evaluated", "evaluation_failed", "evaluation_skipped", "group_failed", "group_stale",
+        "engine_failed", "evaluated", "evaluation_failed", "evaluation_skipped", "group_failed",
+        "group_stale",
         "late_finish", "lease_ended", "lease_expired", "lineage_unanswered", "link_cut",
         "link_open", "load_failed", "peer_ended", "peer_silent", "request_fenced", "role_joined",
         "role_left", "run_ended", "step_fenced", "step_skipped", "term_acquired",

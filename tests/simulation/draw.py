@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tests.helpers.config import small_config
@@ -21,7 +22,7 @@ from tests.simulation.verdict_draws import draw_faults as draw_aborts
 from tests.simulation.verdict_draws import draw_verdicts
 from tests.simulation.world import Delays, Links
 
-from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.config import Config
 from ratchet.transport.mailbox.limits import Limits
 
@@ -120,6 +121,7 @@ def draw(seed: int) -> Plan:
         drawn.append(_last(rng, horizon, links.limits.dead_s))
     drawn += _rare(seed, horizon, links.limits.dead_s)
     drawn += draw_aborts(seed, horizon)
+    drawn += _on_evaluators(seed, config.num_evaluators, horizon)
     weights = config.weights
     drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
     return Plan(
@@ -200,9 +202,27 @@ def _evaluation(num_prompts: int, group_timeout_s: float, seed: int) -> dict[str
         "num_prompts": num_prompts,
         "every_steps": rng.choice([0, 0, 1, 2, 3]),
         "samples": rng.choice([1, 2]),
+        "engines": rng.choice(["shared", "shared", "own"]),
+        "num_workers": rng.choice([1, 2]),
         # long ones outlast many steps, short ones end in the middle of a prompt
         "timeout_s": min(group_timeout_s * rng.choice([0.3, 1.0, 3.0]), 15_000.0),
     }
+
+
+def _on_evaluators(seed: int, num: int, horizon: float) -> list[f.Fault]:
+    """What strikes those that only evaluate; it may cost evaluations, and nothing else."""
+    rng = random.Random(f"evaluators/{seed}")
+    faults: list[f.Fault] = []
+    for name in [evaluator_name(rank) for rank in range(num)] * rng.choice([0, 1, 2]):
+        at = _moment(rng, horizon)
+        makers: list[Callable[[], f.Fault]] = [
+            partial(f.Kill, at, (name,), rng.choice([0.0, 1.0, 100.0]), rng.choice([1, 2])),
+            partial(f.LoseTransfer, at, (name,)),
+            partial(f.SlowTransfer, at, name, rng.choice([1.0, 15.0, 100.0])),
+            partial(f.CorruptTransfer, at, name),
+        ]
+        faults.append(rng.choice(makers)())
+    return faults
 
 
 def _supervision(seed: int) -> dict[str, Any]:

@@ -329,7 +329,7 @@ class Watch:
         if self._world.network.alive(REGISTRY) or self._plan.blinds:
             return
         # a worker is started again and again, and waits for a registry each time
-        again = ("rollout", "launcher")
+        again = ("rollout", "evaluator", "launcher")
         left = [name for name in self._world.network.living() if not name.startswith(again)]
         self._expect(not left, "I7", f"the registry is gone, and {left} go on")
 
@@ -438,8 +438,9 @@ class Watch:
             worker = self._world.workers[key[0]]
             if worker.incarnation != key[1] or not worker.host.lives:
                 continue
-            # the last few claims may be on their way
-            credit = self._credit.get(key, 0)
+            # the last few claims may be on their way, or wait for the end of an evaluation
+            waits = slots if self._plan.config.eval.num_prompts else 0
+            credit = self._credit.get(key, 0) + waits
             self._expect(credit >= slots + ended - 3, "I7", f"{key}: {credit} < {slots} + {ended}")
 
     def _stamps(self) -> None:

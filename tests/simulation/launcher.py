@@ -16,6 +16,7 @@ from ratchet.actors.role import REGISTRY
 from ratchet.messages import EndRun
 from ratchet.runtime.role import RoleOutcome, outcome_of
 from ratchet.runtime.tree import build_tree, role_end, run_tree
+from ratchet.types import RoleKind
 
 if TYPE_CHECKING:
     from tests.simulation.sessions import Host, Network
@@ -27,6 +28,10 @@ KILLED = "killed"
 """The reason of an end by SIGKILL."""
 
 StartWorker = Callable[[str], "Worker"]
+
+
+def _kind(name: str) -> RoleKind:
+    return "evaluator" if name.startswith("evaluator") else "rollout"
 
 
 class WorkerProcess:
@@ -109,7 +114,7 @@ class Launcher:
 
     async def _run(self) -> None:
         root = build_tree(
-            [("rollout", WorkerProcess(name, self, self._start)) for name in self.workers],
+            [(_kind(name), WorkerProcess(name, self, self._start)) for name in self.workers],
             self._config,
             log=self.host.log,
             on_escalation=self._escalated if self.whose == "run" else None,

@@ -48,7 +48,8 @@ def ended_the_run(world: World) -> bool:
 
 def nobody_left(world: World) -> bool:
     """All launchers have given up: the run waits for workers in vain."""
-    return all(map(gave_up, world.launchers))
+    rollouts = [each for each in world.launchers if each.workers[0].startswith("rollout")]
+    return all(map(gave_up, rollouts))
 
 
 def check(world: World, *, heard: bool) -> Iterator[str]:

@@ -31,7 +31,7 @@ from tests.simulation.weight_ends import (
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
-from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, rollout_name
+from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.trainer import TrainerActor
 from ratchet.actors.trajectory import turn_seed
@@ -405,6 +405,8 @@ class World:
         names = [rollout_name(rank) for rank in range(self.config.rollout.num_workers)]
         for workers in [names] if self._launchers == "one" else [[name] for name in names]:
             self.launch(*workers)
+        for rank in range(self.config.num_evaluators):  # each on a node of its own
+            self.launch(evaluator_name(rank))
         self.start_trainer(TRAINER)
 
     def start_trainer(self, name: str) -> None:
@@ -469,7 +471,7 @@ class World:
             name,
             lambda host: RolloutActor.start(
                 host.system,
-                self._role("rollout", host),
+                self._role("evaluator" if name.startswith("evaluator") else "rollout", host),
                 config=self.config,
                 engine=engine,
                 receiver=receiver,
