@@ -130,6 +130,14 @@ class Evaluations:
         if self._running is not None:
             await self._running
 
+    async def whole(self) -> Evaluation | None:
+        """Evaluate the live version on all engines that hold it, before or after training."""
+        publisher = self._publisher
+        if not self._config.num_prompts or publisher.live is None:
+            return None
+        engines = sorted(publisher.holders.values(), key=lambda engine: engine.name)
+        return await self.run(publisher.live, engines)
+
     async def run(self, version: PolicyVersion, engines: Sequence[RoleInfo]) -> Evaluation | None:
         """Evaluate a version on engines that hold it; None if no prompt could be scored."""
         started = self._now()

@@ -14,31 +14,19 @@ them, and no verdict comes after this one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
+from ratchet.actors.checkpointing import StartingPoint
 from ratchet.actors.judgement import BatchFilter, Judgement, judge, mark
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.step_metrics import StepResult, StepTimes
-from ratchet.actors.weight_sync import WeightSync
+from ratchet.actors.weight_sync import WaitFunction, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
 from ratchet.errors import RunFailed, StaleTerm
 from ratchet.observability.logs import Log
 from ratchet.staleness import Position, UnknownVersion
-from ratchet.types import RolloutGroup
-
-T = TypeVar("T")
-
-
-class WaitFunction(Protocol):
-    """`RoleActor.wait_for`: the wait is visible, and fails the run at its deadline."""
-
-    def __call__(
-        self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float
-    ) -> Awaitable[T]:
-        """Wait for another party."""
-        ...
+from ratchet.types import Prompt, RolloutGroup
 
 
 class Optimisation:
@@ -66,6 +54,17 @@ class Optimisation:
         self._batch_filter = batch_filter
         self._wait_for = wait_for
         self._log = log
+
+    async def begin(self, start: StartingPoint | None, prompts: Sequence[Prompt]) -> None:
+        """Load the weights that training starts from: the base model's, restored or warmed up."""
+        await self._backend.start()
+        if start is not None:
+            await self._backend.restore(start.directory)
+            self.num_steps = start.step
+            self._log.info("restored", step=start.step, version=start.version)
+        elif self._config.warm_start.steps:
+            result = await self._backend.warm_start(prompts)
+            self._log.info("warm_start_done", **result)
 
     async def take(self, groups: Sequence[RolloutGroup], times: StepTimes) -> StepResult:
         """Take a step on what is to be trained of a batch, or skip it.

@@ -35,7 +35,7 @@ from ratchet.actors.publisher import Publisher, WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
 from ratchet.actors.system import System
-from ratchet.actors.transfer import Transfers
+from ratchet.actors.transfer import Ends, Transfers
 from ratchet.actors.weight_sync import SyncEngine, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
@@ -88,23 +88,19 @@ class TrainerActor(RoleActor[_Inbox]):
         self._warm_start_prompts = warm_start_prompts
         self._registered = asyncio.Event()
         self._metrics = StepMetrics(self.now)
+        ends: Ends = {"directory": system, "ask": self.ask, "now": self.now, "log": self.log}
         self._publisher = Publisher(
-            Transfers(
-                sender=sender,
-                directory=system,
-                ask=self.ask,
-                now=self.now,
-                timeout_s=config.weights.timeout_s,
-                log=self.log,
-            ),
-            directory=system,
-            ask=self.ask,
-            now=self.now,
-            log=self.log,
+            Transfers(sender=sender, timeout_s=config.weights.timeout_s, **ends),
+            **ends,
             snapshot=snapshot,
         )
         self._sync = WeightSync(
-            self._publisher, spawn=self.spawn, after=self.after, metrics=self._metrics
+            self._publisher,
+            spawn=self.spawn,
+            after=self.after,
+            wait_for=self.wait_for,
+            patience_s=self._patience_s,
+            metrics=self._metrics,
         )
         self._evaluations = Evaluations(
             config,
@@ -228,14 +224,14 @@ class TrainerActor(RoleActor[_Inbox]):
 
     async def _train(self) -> None:
         await self._begin()
-        before = await self._evaluate()
+        before = await self._evaluations.whole()
         while self._step < self._config.trainer.num_steps and self._stop_reason is None:
             await self._take_step()
             if self._config.trainer.synchronous:  # strictly one after another
                 await self._evaluations.ended()
         await self._evaluations.ended()  # training is over, and the last version needs an engine
-        await self._until_live("an engine to hold the last version")
-        after = await self._evaluate()
+        await self._sync.until_live("an engine to hold the last version")
+        after = await self._evaluations.whole()
         await self._checkpointing.last()
         await self._output.model(self._backend)
         status: EndStatus = "finished" if self._stop_reason is None else "stopped"
@@ -244,35 +240,16 @@ class TrainerActor(RoleActor[_Inbox]):
         self.end_run(status, reason, self._publisher.term)
 
     async def _begin(self) -> None:
-        """Make the weights that training starts from live: they are published like all others."""
-        await self._backend.start()
+        """Load the weights that training starts from, and make them live."""
         start = self._start
-        if start is not None:
-            await self._backend.restore(start.directory)
-            self._optimisation.num_steps = start.step
-            self.log.info("restored", step=start.step, version=start.version)
-        elif self._config.warm_start.steps:
-            result = await self._backend.warm_start(self._warm_start_prompts)
-            self.log.info("warm_start_done", **result)
+        await self._optimisation.begin(start, self._warm_start_prompts)
         await self._registered.wait()
         acquired: TermAcquired = await self.ask(
             self.registry, AcquireTerm(self.name, self.role.incarnation)
         )
         base = None if start is None else start.version
         self._publisher.begin(acquired.term, acquired.versions, base)
-        await self.wait_for(
-            self._sync.engine_there.wait(),
-            on="rollout",
-            what="the first engine",
-            within_s=self._patience_s,
-        )
-        async with self._publisher.changing():
-            await self._publisher.reserve(self._step)
-        self._sync.publish()
-        await self._until_live("an engine to hold the first version")
-
-    async def _until_live(self, what: str) -> None:
-        await self.wait_for(self._sync.live(), on="rollout", what=what, within_s=self._patience_s)
+        await self._sync.begin(self._step)
 
     async def _take_step(self) -> None:
         times = StepTimes(self.now)
@@ -301,14 +278,7 @@ class TrainerActor(RoleActor[_Inbox]):
             self._requests.next(), on=BUFFER, what=what, within_s=self._patience_s
         )
 
-    # --- evaluation, the end
-
-    async def _evaluate(self) -> Evaluation | None:
-        publisher = self._publisher
-        if not self._config.eval.num_prompts or publisher.live is None:
-            return None
-        engines = sorted(publisher.holders.values(), key=lambda engine: engine.name)
-        return await self._evaluations.run(publisher.live, engines)
+    # --- helpers
 
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar
 
 from ratchet.errors import RatchetError, StaleTerm, TransferFailed, WeightsMismatch
 from ratchet.messages import AbortLoad, Ask, LoadWeights, WeightsLoaded
@@ -37,6 +37,15 @@ class AskFunction(Protocol):
     def __call__(self, ref: Ref, message: Ask[R], *, timeout: float | None = None) -> Awaitable[R]:
         """Ask and await the reply."""
         ...
+
+
+class Ends(TypedDict):
+    """What the parts of a trainer take from their actor, as arguments by name."""
+
+    directory: Directory
+    ask: AskFunction
+    now: Callable[[], float]
+    log: Log
 
 
 class Transferred(NamedTuple):

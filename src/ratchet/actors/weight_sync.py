@@ -5,7 +5,7 @@ time, and an offer to whoever lacks them. Waits for
 
 * the transfer in flight: ends by `weights.timeout_s`;
 * an engine that takes the weights in hand, trying again every `_RETRY_S`; unblocked by an engine
-  that joins, and by `stop`. Who waits for it sets the deadline.
+  that joins, and by `stop`; fails the run after `trainer.batch_timeout_s`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ class SpawnFunction(Protocol):
         ...
 
 
+class WaitFunction(Protocol):
+    """`RoleActor.wait_for`: the wait is visible, and fails the run at its deadline."""
+
+    def __call__(
+        self, awaitable: Awaitable[T], *, on: str, what: str, within_s: float
+    ) -> Awaitable[T]:
+        """Wait for another party."""
+        ...
+
+
 class WeightSync:
     """Brings engines to the weights in hand, and counts what that takes."""
 
@@ -47,18 +57,21 @@ class WeightSync:
         *,
         spawn: SpawnFunction,
         after: Callable[[float, SyncEngine], object],
+        wait_for: WaitFunction,
+        patience_s: float,
         metrics: StepMetrics,
     ) -> None:
         self.engines: dict[str, RoleInfo] = {}
-        self.engine_there = asyncio.Event()
-        """There is an engine, or there will be no need of one."""
         self._publisher = publisher
         self._spawn = spawn
         self._after = after
+        self._wait_for = wait_for
+        self._patience_s = patience_s
         self._metrics = metrics
         self._offers: set[RoleInfo] = set()  # engines that failed, to be offered weights again
         self._publishing: asyncio.Task[Published] | None = None
         self._stopping = False
+        self._engine_there = asyncio.Event()  # or there will be no need of one
 
     @property
     def publishing(self) -> bool:
@@ -68,19 +81,19 @@ class WeightSync:
     def joined(self, engine: RoleInfo) -> None:
         """Note an engine that is alive."""
         self.engines[engine.name] = engine
-        self.engine_there.set()
+        self._engine_there.set()
 
     def left(self, engine: RoleInfo) -> None:
         """Forget an engine, unless it is back already in another life."""
         if self.engines.get(engine.name) == engine:
             del self.engines[engine.name]
         if not self.engines and not self._stopping:
-            self.engine_there.clear()
+            self._engine_there.clear()
 
     def stop(self) -> None:
         """End the wait for an engine: the run is to stop."""
         self._stopping = True
-        self.engine_there.set()
+        self._engine_there.set()
 
     def publish(self) -> None:
         """Offer the version just reserved to every engine, in the background."""
@@ -93,12 +106,34 @@ class WeightSync:
             await self._publishing
             self._publishing = None
 
-    async def live(self) -> None:
-        """Wait until an engine holds the weights in hand, or the run is to stop."""
+    async def begin(self, step: int) -> None:
+        """Make the first weights live: they are published like all others.
+
+        Raises:
+            RunFailed: if no engine comes in time, or none takes them.
+        """
+        there = self._engine_there.wait()
+        await self._wait_for(
+            there, on="rollout", what="the first engine", within_s=self._patience_s
+        )
+        async with self._publisher.changing():
+            await self._publisher.reserve(step)
+        self.publish()
+        await self.until_live("an engine to hold the first version")
+
+    async def until_live(self, what: str) -> None:
+        """Wait until an engine holds the weights in hand, or the run is to stop.
+
+        Raises:
+            RunFailed: if none does in time.
+        """
+        await self._wait_for(self._live(), on="rollout", what=what, within_s=self._patience_s)
+
+    async def _live(self) -> None:
         await self.transferred()
         while self._publisher.live is None and not self._stopping:
             await asyncio.sleep(_RETRY_S)
-            await self.engine_there.wait()  # without one, every try would burn a number
+            await self._engine_there.wait()  # without one, every try would burn a number
             self._publish_again()
             await self.transferred()
 
