@@ -42,7 +42,7 @@ def check_buffer_policy(
         RunFailed: the error that a run would end with.
     """
     rng = random.Random(seed)  # noqa: S311 - a test, the same from the same seed
-    label = name or getattr(make, "__qualname__", repr(make))
+    label = name or str(getattr(make, "__qualname__", make))
     for num_groups, capacity in [(1, 1), (1, 8), (3, 3), (4, 9), (8, 64)]:
         buffers = [_Buffer(Policy(label, make()), num_groups, capacity, rng) for _ in range(2)]
         for buffer in buffers:

@@ -223,11 +223,12 @@ class Buffer(BufferActor):
         Buffer.last = self
 
     def _serve(self) -> None:
-        before = self._handed
+        before = self._batches.handed
         super()._serve()
-        if self._handed is not None and self._handed is not before:
+        handed = self._batches.handed
+        if handed is not None and handed is not before:
             for hear in self.hears:
-                hear(self._handed[1].term)
+                hear(handed[1].term)
 
 
 class SeenTrainer(TrainerActor):

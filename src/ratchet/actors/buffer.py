@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
+from ratchet.actors.batches import Batches
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.group_table import Entry, GroupTable
@@ -34,7 +35,6 @@ from ratchet.actors.system import System
 from ratchet.config import Config
 from ratchet.errors import AskTimeout
 from ratchet.messages import (
-    BatchReady,
     BufferMessage,
     ClaimPrompts,
     DescribeLineage,
@@ -57,11 +57,9 @@ from ratchet.status import Fact
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import (
     Assignment,
-    Batch,
     PolicyVersion,
     Prompt,
     RoleInfo,
-    Term,
     VersionRecord,
 )
 
@@ -112,9 +110,16 @@ class BufferActor(RoleActor[_Inbox]):
         self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log)
         self._policy = Policy.load(config.buffer)
         self._counts = BufferCounts(self._table)
-        self._term: Term = 0
-        self._request: RequestBatch | None = None
-        self._handed: tuple[RequestBatch, BatchReady] | None = None
+        self._batches = Batches(
+            config.buffer,
+            table=self._table,
+            lineage=self._known.lineage,
+            judging=self._judging,
+            issuing=self._issuing,
+            counts=self._counts,
+            policy=self._policy,
+            log=self.log,
+        )
         self._lease_timer = False
         self._flush_timer = False
 
@@ -124,13 +129,14 @@ class BufferActor(RoleActor[_Inbox]):
 
     def status(self) -> Mapping[str, Fact]:
         """Where the groups are, whether the trainer waits, and what was dropped so far."""
+        request = self._batches.request
         return {
             "queue_groups": self._table.num_queued,
             "in_flight_groups": self._table.num_in_flight,
             "withheld_groups": self._issuing.withheld,
             "capacity": self._capacity,
             "batch_groups": self._config.batch_groups,
-            "request_step": None if self._request is None else self._request.step + 1,
+            "request_step": None if request is None else request.step + 1,
             "credit_groups": self._issuing.credits.num_free,
             **self._counts.totals(),
         }
@@ -147,7 +153,7 @@ class BufferActor(RoleActor[_Inbox]):
             case RequestBatch():
                 self._take_request(message)
             case StepTrained():
-                self._trained(message)
+                self._batches.trained(message)
             case VersionUpdated():
                 self._version_updated(message.record)
             case Down():
@@ -157,7 +163,8 @@ class BufferActor(RoleActor[_Inbox]):
                 for record in message.versions:
                     self._issuing.published(record)
             case LineageLearned():
-                self._finish_all(self._known.answered(message.asked, message.versions))
+                for finish in self._known.answered(message.asked, message.versions):
+                    self._finish(finish)
             case RoleLeft():
                 self._role_left(message.role)
             case RoleJoined():
@@ -243,24 +250,12 @@ class BufferActor(RoleActor[_Inbox]):
         elif self._judging.finish(entry, group, versions) and entry.group is not None:
             self._policy.put(entry.group)
 
-    def _finish_all(self, finishes: Sequence[GroupFinished]) -> None:
-        for finish in finishes:
-            self._finish(finish)
-
     def _fail(self, message: GroupFailed) -> None:
         self._counts.heard(message.stats)
         entry = self._claimed(
             message.worker, message.incarnation, message.group_id, message.attempt
         )
         if entry is not None:
-            self.log.warning(
-                "group_failed",
-                group=message.group_id,
-                attempt=message.attempt,
-                worker=message.worker,
-                reason=message.reason,
-                detail=message.detail,
-            )
             self._judging.fail(entry, message)
 
     # --- versions
@@ -289,77 +284,14 @@ class BufferActor(RoleActor[_Inbox]):
     # --- batch
 
     def _take_request(self, message: RequestBatch) -> None:
-        if message.term < self._term:
-            self.log.warning("request_fenced", term=message.term, newer=self._term)
-            return
-        self._term = message.term
-        if message.done is not None and self._is_handed(message.done):
-            self._trained(message.done)  # its own message was lost on its way
-        if self._handed is not None:
-            request, ready = self._handed
-            if (message.term, message.step) == (request.term, request.step):
-                self.system.ref(message.trainer).tell(ready)  # the first one was lost on its way
-                return
-            # another trainer, or one that lost its memory: what it was handed was never trained
-            for entry in self._table.batched():
-                self._table.reissue(entry, "trainer_died")
-            self._handed = None
-        self._request = message
-        self._issuing.trains_next(message.term, Position(message.version, message.step))
-        if not self._known.lineage.unknown((message.version,)):
-            self._judging.purge(Position(message.version, message.step))
+        ready = self._batches.take(message)
+        if ready is not None:
+            self.system.ref(message.trainer).tell(ready)
 
     def _serve(self) -> None:
-        request = self._request
-        if request is None:
-            return
-        if unknown := self._known.lineage.unknown((request.version,)):
-            self._ask_for(unknown)  # one ancestor after the other: burnt ones are not announced
-            return
-        position = Position(request.version, request.step)
-        if self._table.num_queued >= self._config.batch_groups:
-            self._judging.purge(position)
-        if self._table.num_queued < self._config.batch_groups:
-            return
-        if entries := self._chosen():
-            self._judging.note_staleness(entries, position)
-            self._hand_over(request, entries)
-
-    def _chosen(self) -> list[Entry]:
-        """Return the policy's batch; none of it while the policy waits for more."""
-        queue, wanted = self._table.queue, self._config.batch_groups
-        ids = self._policy.get(wanted, queue.groups)
-        if not ids and not self._table.num_in_flight and not self._issuing.room():
-            raise self._policy.waits_for_nothing(wanted, len(queue))
-        return [queue[group_id] for group_id in ids]
-
-    def _hand_over(self, request: RequestBatch, entries: Sequence[Entry]) -> None:
-        step = request.step + 1
-        batch = Batch(step, self._table.batch(entries, step))
-        stats = self._counts.take(
-            tuple(entry.staleness for entry in entries), self._policy.metrics()
-        )
-        ready = BatchReady(request.term, batch, stats)
-        self._request, self._handed = None, (request, ready)
-        self._issuing.trains_next(request.term, Position(request.version, step))
-        self._table.flush()
-        self.system.ref(request.trainer).tell(ready)
-
-    def _is_handed(self, done: StepTrained) -> bool:
-        """Whether this is the account of the batch that is out."""
-        accounted = {*done.trained, *done.rejected}
-        return (
-            self._handed is not None
-            and self._handed[0].term == done.term
-            and accounted == {entry.group_id for entry in self._table.batched()}
-        )
-
-    def _trained(self, message: StepTrained) -> None:
-        if self._handed is None or not self._is_handed(message):
-            self.log.warning("step_fenced", term=message.term, step=message.step)
-            return
-        request, _ = self._handed
-        self._handed = None
-        self._table.train(message.trained, message.step, request.version)
-        for group_id, reason in message.rejected.items():
-            self._judging.reject(group_id, reason)
+        self._ask_for(self._batches.unknown)
+        served = self._batches.serve()
+        if served is not None:
+            request, ready = served
+            self._table.flush()
+            self.system.ref(request.trainer).tell(ready)

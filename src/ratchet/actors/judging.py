@@ -9,6 +9,8 @@ too old leaves when a version or a request says so, and holds no room until it w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ratchet.actors.filters import mask_aborted
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
@@ -55,6 +57,14 @@ class Judging:
 
     def fail(self, entry: Entry, message: GroupFailed) -> None:
         """Judge a claimed group that has no rollouts."""
+        self._log.warning(
+            "group_failed",
+            group=message.group_id,
+            attempt=message.attempt,
+            worker=message.worker,
+            reason=message.reason,
+            detail=message.detail,
+        )
         self._apply(entry, self._verdicts.at_failure(entry, message.reason, message.detail))
 
     def reject(self, group_id: int, reason: str) -> None:
@@ -71,7 +81,7 @@ class Judging:
                 for entry in self._table.queue.made_by(versions):
                     self._judge(entry, staleness)
 
-    def note_staleness(self, entries: list[Entry], position: Position) -> None:
+    def note_staleness(self, entries: Sequence[Entry], position: Position) -> None:
         """Write into each entry the staleness of its oldest token that is trained."""
         known: dict[tuple[PolicyVersion, ...], int] = {}
         for entry in entries:

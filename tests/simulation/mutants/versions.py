@@ -133,7 +133,7 @@ def buffer_serves_any_term() -> Patches:
     take = BufferActor._take_request
 
     def unfenced(self: Any, message: Any) -> None:
-        self._term = 0
+        self._batches.term = 0
         take(self, message)
 
     return [(BufferActor, "_take_request", unfenced)]

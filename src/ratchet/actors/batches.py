@@ -1,0 +1,132 @@
+"""The trainer's side of the buffer: a request, the batch that answers it, and what became of that.
+
+Consumes `RequestBatch` and `StepTrained`, and the finished groups; produces `BatchReady`. Waits for
+nothing: a request stays until `serve` can answer it, and `unknown` names the versions that the
+registry must be asked for first. A batch goes out once per (term, step); the same request gets the
+same batch again. A trainer of an older term is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratchet.actors.buffer_policy import Policy
+from ratchet.actors.buffer_stats import BufferCounts
+from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.issuing import Issuing
+from ratchet.actors.judging import Judging
+from ratchet.config import BufferConfig
+from ratchet.messages import BatchReady, RequestBatch, StepTrained
+from ratchet.observability.logs import Log
+from ratchet.staleness import Lineage, Position
+from ratchet.types import Batch, PolicyVersion, Term
+
+
+class Batches:
+    """At most one request, and one batch, at a time."""
+
+    def __init__(
+        self,
+        config: BufferConfig,
+        *,
+        table: GroupTable,
+        lineage: Lineage,
+        judging: Judging,
+        issuing: Issuing,
+        counts: BufferCounts,
+        policy: Policy,
+        log: Log,
+    ) -> None:
+        self.term: Term = 0
+        self.request: RequestBatch | None = None
+        self.handed: tuple[RequestBatch, BatchReady] | None = None
+        """the batch that is out"""
+        self._size = config.batch_groups
+        self._table = table
+        self._lineage = lineage
+        self._judging = judging
+        self._issuing = issuing
+        self._counts = counts
+        self._policy = policy
+        self._log = log
+
+    @property
+    def unknown(self) -> tuple[PolicyVersion, ...]:
+        """Versions without which the request cannot be answered; one ancestor after the other, as
+        burnt ones are not announced.
+        """
+        return () if self.request is None else self._lineage.unknown((self.request.version,))
+
+    def take(self, message: RequestBatch) -> BatchReady | None:
+        """Note a request; return the batch that it has had already."""
+        if message.term < self.term:
+            self._log.warning("request_fenced", term=message.term, newer=self.term)
+            return None
+        self.term = message.term
+        if message.done is not None and self._is_handed(message.done):
+            self.trained(message.done)  # its own message was lost on its way
+        if self.handed is not None:
+            request, ready = self.handed
+            if (message.term, message.step) == (request.term, request.step):
+                return ready  # the first one was lost on its way
+            # another trainer, or one that lost its memory: what it was handed was never trained
+            for entry in self._table.batched():
+                self._table.reissue(entry, "trainer_died")
+            self.handed = None
+        self.request = message
+        position = Position(message.version, message.step)
+        self._issuing.trains_next(message.term, position)
+        if not self.unknown:
+            self._judging.purge(position)
+        return None
+
+    def serve(self) -> tuple[RequestBatch, BatchReady] | None:
+        """Answer the request if there is one, and a batch for it."""
+        request = self.request
+        if request is None or self.unknown:
+            return None
+        position = Position(request.version, request.step)
+        if self._table.num_queued >= self._size:
+            self._judging.purge(position)
+        if self._table.num_queued < self._size:
+            return None
+        entries = self._chosen()
+        if not entries:
+            return None
+        self._judging.note_staleness(entries, position)
+        step = request.step + 1
+        batch = Batch(step, self._table.batch(entries, step))
+        staleness = tuple(entry.staleness for entry in entries)
+        stats = self._counts.take(staleness, self._policy.metrics())
+        self.request = None
+        self.handed = request, BatchReady(request.term, batch, stats)
+        self._issuing.trains_next(request.term, Position(request.version, step))
+        return self.handed
+
+    def trained(self, message: StepTrained) -> None:
+        """Take the account of the batch that is out; another one is fenced."""
+        if self.handed is None or not self._is_handed(message):
+            self._log.warning("step_fenced", term=message.term, step=message.step)
+            return
+        request, _ = self.handed
+        self.handed = None
+        self._table.train(message.trained, message.step, request.version)
+        for group_id, reason in message.rejected.items():
+            self._judging.reject(group_id, reason)
+
+    def _chosen(self) -> Sequence[Entry]:
+        """Return the policy's batch; none of it while the policy waits for more."""
+        queue = self._table.queue
+        ids = self._policy.get(self._size, queue.groups)
+        if not ids and not self._table.num_in_flight and not self._issuing.room():
+            raise self._policy.waits_for_nothing(self._size, len(queue))
+        return [queue[group_id] for group_id in ids]
+
+    def _is_handed(self, done: StepTrained) -> bool:
+        """Whether this is the account of the batch that is out."""
+        accounted = {*done.trained, *done.rejected}
+        return (
+            self.handed is not None
+            and self.handed[0].term == done.term
+            and accounted == {entry.group_id for entry in self._table.batched()}
+        )
