@@ -221,7 +221,8 @@ class StepTrained(Message, frozen=True):
     trained: tuple[int, ...]
     """ids of the groups that were trained"""
     rejected: dict[int, str]
-    """groups of the batch that were not trained, with the reason: "stale" | "non_finite" """
+    """groups of the batch that were not trained, with the reason: "stale" | "non_finite" |
+    "filter:batch" | "no_tokens" """
 
 
 # --- to RolloutActor

@@ -95,6 +95,7 @@ def test_it_cannot_be_changed() -> None:
         ("model.lora.target_modules=['']", ["model.lora.target_modules", "['']", "all-linear"]),
         ("name=../up", ["name", "'../up'"]),
         ("buffer.max_staleness=-1", ["buffer.max_staleness = -1"]),
+        ("buffer.batch_filter=mine", ["buffer.batch_filter", "'mine'", "module:function"]),
         ("buffer.filters=['zero']", ["buffer.filters", "'zero'", "zero_spread", "module:function"]),
         ("buffer.filters=['truncated', 'truncated']", ["buffer.filters", "'truncated'", "twice"]),
         ("buffer.filters=['too_long']", ["max_tokens = None", "'too_long' is in", "both"]),

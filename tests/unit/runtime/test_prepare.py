@@ -101,6 +101,15 @@ def test_the_buffers_own_code_is_imported_where_it_will_run(buffer: Any, field: 
     check_role("registry", config)
 
 
+def test_the_batch_filter_is_imported_where_it_will_run() -> None:
+    config = small_config(buffer={"batch_filter": "no_such:own"})
+    for check in (check_run, partial(check_role, "trainer")):
+        with pytest.raises(ConfigError, match=r"buffer\.batch_filter: 'no_such:own'.* PYTHONPATH"):
+            check(config)
+    check_role("rollout", config)
+    check_role("buffer", config)
+
+
 def test_a_prompt_that_just_fits_is_taken() -> None:
     check_run(small_config(rollout={"max_tokens": 60}))
 
