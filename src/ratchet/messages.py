@@ -274,6 +274,8 @@ class PolicyEvaluated(Message, frozen=True):
     version: PolicyVersion
     rewards: tuple[float | None, ...]
     """mean over the samples of each prompt"""
+    tasks: tuple[str, ...] = ()
+    """of several tasks, the label of each prompt's"""
 
 
 class EvaluatePolicy(Ask[PolicyEvaluated], frozen=True):

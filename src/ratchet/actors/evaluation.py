@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final, NamedTuple
 
 from ratchet.actors.transfer import AskFunction
 from ratchet.config import EvalConfig
@@ -25,6 +27,14 @@ REPLY_S: Final = 5.0
 """An engine's reply may come this much later than `eval.timeout_s`: it has what was scored."""
 
 
+class TaskEvaluation(NamedTuple):
+    """The mean reward on the prompts of one task, of several."""
+
+    accuracy: float
+    num_prompts: int
+    """prompts that were scored"""
+
+
 class Evaluation(NamedTuple):
     """The mean reward of one version on held-out prompts."""
 
@@ -34,6 +44,14 @@ class Evaluation(NamedTuple):
     num_prompts: int
     """prompts that were scored"""
     num_failed: int
+    tasks: Mapping[str, TaskEvaluation] = {}
+    """of several tasks, each by its label"""
+
+    def line(self) -> dict[str, Any]:
+        """Return it as plain data; `tasks` only where there are several."""
+        line = self._asdict()
+        tasks = line.pop("tasks")
+        return line | ({"tasks": {k: v._asdict() for k, v in tasks.items()}} if tasks else {})
 
 
 def _ignore(_: RoleInfo) -> None:
@@ -81,12 +99,17 @@ async def evaluate(
         *(ask_share(index, engine) for index, engine in enumerate(engines)), return_exceptions=True
     )
     rewards: list[float] = []
+    by_task: defaultdict[str, list[float]] = defaultdict(list)
     for engine, reply in zip(engines, replies, strict=True):
         if isinstance(reply, PolicyEvaluated):
             rewards += [reward for reward in reply.rewards if reward is not None]
+            for task, reward in zip(reply.tasks, reply.rewards, strict=False):
+                if reward is not None:
+                    by_task[task].append(reward)
         elif isinstance(reply, RatchetError):
             log.warning("evaluation_failed", engine=engine.name, version=version, detail=str(reply))
         elif reply is not None:
             raise reply
-    accuracy = math.fsum(rewards) / len(rewards) if rewards else None
-    return Evaluation(version, accuracy, len(rewards), num_prompts - len(rewards))
+    accuracy = fmean(rewards) if rewards else None
+    tasks = {task: TaskEvaluation(fmean(by_task[task]), len(by_task[task])) for task in by_task}
+    return Evaluation(version, accuracy, len(rewards), num_prompts - len(rewards), tasks)

@@ -15,6 +15,7 @@ from ratchet.actors.generation import Generator
 from ratchet.errors import GenerationFailed, RewardFailed, VersionError
 from ratchet.messages import EvaluatePolicy, PolicyEvaluated
 from ratchet.observability.logs import Log
+from ratchet.tasks.mixture import label_of
 from ratchet.types import PolicyVersion, Prompt
 
 
@@ -22,7 +23,7 @@ class EvaluationShares:
     """The evaluations that one engine runs."""
 
     def __init__(
-        self, generator: Generator, prompts: Sequence[Prompt], *, timeout_s: float, log: Log
+        self, generator: Generator, prompts: Sequence[Prompt], *, timeout_s: float | None, log: Log
     ) -> None:
         self._generator = generator
         self._prompts = prompts
@@ -59,12 +60,15 @@ class EvaluationShares:
         self._running[end] = version
         try:
             async with end:
-                return PolicyEvaluated(version, await self._all(prompts, message))
+                rewards = await self._all(prompts, message)
         except TimeoutError:
             msg = f"version {self._newest} was sent while version {version} was evaluated"
             raise VersionError(msg) from None
         finally:
             del self._running[end]
+        several = self._generator.config.task.tasks
+        tasks = tuple(label_of(each.prompt_id) for each in prompts) if several else ()
+        return PolicyEvaluated(version, rewards, tasks)
 
     async def _all(
         self, prompts: Sequence[Prompt], message: EvaluatePolicy

@@ -142,7 +142,7 @@ class Evaluations:
         """Evaluate a version on engines that hold it; None if no prompt could be scored."""
         started = self._now()
         evaluation = await self._evaluate(version, engines, ended=self._release)
-        line = evaluation._asdict() | {
+        line = evaluation.line() | {
             "step": self._publisher.lineage.step(version),
             "seconds": round(self._now() - started, 4),
             "num_engines": len(engines),

@@ -294,6 +294,6 @@ class TrainerActor(RoleActor[_Inbox]):
                 "status": status,
                 "reason": reason,
                 "steps": self._step,
-                **{name: e._asdict() if e else None for name, e in evaluations.items()},
+                **{name: e.line() if e else None for name, e in evaluations.items()},
             }
         )

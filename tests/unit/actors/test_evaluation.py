@@ -83,6 +83,22 @@ def test_an_engine_that_is_lost_costs_its_prompts_and_says_so() -> None:
     )  # fmt: skip
 
 
+def test_several_tasks_have_a_mean_each() -> None:
+    def mixed(message: EvaluatePolicy) -> Message:
+        return PolicyEvaluated(
+            message.version, (1.0, None, 0.0, 0.5, 0.25), ("a", "a", "b", "a", "b")
+        )
+
+    found, _, _ = run({"r0": mixed, "r1": mixed})
+    assert found.line() == {
+        "version": 7, "accuracy": 0.4375, "num_prompts": 8, "num_failed": 2,
+        "tasks": {
+            "a": {"accuracy": 0.75, "num_prompts": 4}, "b": {"accuracy": 0.125, "num_prompts": 4},
+        },
+    }  # fmt: skip
+    assert "tasks" not in run({"r0": all_of(0.5)})[0].line()
+
+
 def test_no_result_is_none_not_zero() -> None:
     nothing = Evaluation(7, accuracy=None, num_prompts=0, num_failed=10)
     assert run({"r0": fails(ActorDead("gone")), "r1": all_of(None)})[0] == nothing

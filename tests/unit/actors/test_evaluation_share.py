@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.actors import RecordingLog
+from tests.helpers.config import small_config
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.evaluation_share import EvaluationShares
@@ -23,6 +24,7 @@ class Generator:
 
     def __init__(self, **answers: Answer) -> None:
         self.answers = answers
+        self.config = small_config()
         self.cancelled: list[str] = []
 
     async def evaluate(self, prompt: Prompt, request: EvaluatePolicy) -> float:
@@ -106,5 +108,19 @@ def test_a_token_of_another_version_ends_it_without_a_result() -> None:
         assert generator.cancelled == ["e1"]
         with pytest.raises(VersionError, match="holds version None, not 3"):
             await running.run(REQUEST, None)
+
+    run_virtual(main())
+
+
+def test_of_several_tasks_each_prompt_says_its_own() -> None:
+    async def main() -> None:
+        generator = Generator(**{"a/1": after(1.0, 0.5), "b/1": after(1.0, 1.0)})
+        part = {"name": "copy", "args": {"digits": 3}}
+        tasks = [part | {"label": "a"}, part | {"label": "b"}]
+        generator.config = small_config(task={"name": "mixture", "tasks": tasks, "args": {}})
+        double: Any = generator
+        prompts = [Prompt(name, "1>") for name in ("a/0", "a/1", "b/1")]
+        running = EvaluationShares(double, prompts, timeout_s=None, log=RecordingLog())
+        assert await running.run(REQUEST, 3) == PolicyEvaluated(3, (0.5, 1.0), ("a", "b"))
 
     run_virtual(main())
