@@ -8,7 +8,7 @@ library is built upon and which reads all that it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ratchet.errors import TaskError
 from ratchet.tasks.answered import AnsweredArgs, AnsweredTask, split_rows
 from ratchet.tasks.answers import find_score
 from ratchet.tasks.arguments import parse_args, suggest
+from ratchet.tasks.chat import messages_text
 from ratchet.tasks.problems import Splits, problem_id
 from ratchet.tasks.tables import find_files, read_rows
 from ratchet.types import Prompt
@@ -114,8 +115,6 @@ def _value(row: Mapping[str, Any], argument: str, field: str, place: str) -> Any
 
 
 def _text(prompt: object, place: str) -> str:
-    if isinstance(prompt, str):
-        return prompt
     try:
         return messages_text(prompt)
     except ValueError as error:
@@ -153,31 +152,3 @@ def _word(value: object, field: str, place: str) -> str:
         return str(value)
     msg = f"{place}: {field} = {value!r} is neither a text nor a whole number"
     raise TaskError(msg)
-
-
-def messages_text(messages: object) -> str:
-    """Return the text of a prompt of chat messages: one of the user, perhaps behind one of the
-    system.
-
-    Raises:
-        ValueError: if they are anything else; the text says what they are.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        msg = f"{messages!r}, neither a text nor a list of chat messages"
-        raise ValueError(msg)
-    said: list[tuple[object, object]] = [
-        (each.get("role"), each.get("content")) if isinstance(each, Mapping) else (None, each)
-        for each in messages
-    ]
-    roles = [role for role, _ in said]
-    if roles not in (["user"], ["system", "user"]):
-        msg = (
-            f"a conversation of {roles}; a prompt is one message of the user, perhaps behind one of"
-            " the system. Turns that follow are a task of several turns"
-        )
-        raise ValueError(msg)
-    texts = [content for _, content in said]
-    if not all(isinstance(content, str) for content in texts):
-        msg = f"a message whose content is no text: {messages!r}"
-        raise ValueError(msg)
-    return "\n\n".join(str(content) for content in texts)

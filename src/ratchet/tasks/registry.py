@@ -196,10 +196,17 @@ def _reasoning_gym(config: TaskConfig, seed: int) -> Task:
     return build_reasoning_gym(config.args, seed)
 
 
+def _verifiers(config: TaskConfig, seed: int) -> Task:
+    from ratchet.tasks.verifiers import build_verifiers
+
+    return build_verifiers(config.args, seed)
+
+
 _BUILTIN: Final[dict[str, Callable[[TaskConfig, int], Task]]] = {
     "copy": _copy,
     "dataset": _dataset,
     "guess": _guess,
     "jsonl": _jsonl,
     "reasoning-gym": _reasoning_gym,
+    "verifiers": _verifiers,
 }

@@ -12,7 +12,6 @@ import pytest
 from ratchet.config import TaskConfig
 from ratchet.errors import TaskError
 from ratchet.tasks.base import Task
-from ratchet.tasks.dataset import messages_text
 from ratchet.tasks.registry import build_task
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(7)]
@@ -226,20 +225,3 @@ def test_data_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
     (saved / "test" / "state.json").write_text('{"_data_files": [{"filename": "../x.arrow"}]}')
     with pytest.raises(TaskError, match="which is not in that folder"):
         build(saved, split="test")
-
-
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ([], r"\[\], neither a text nor a list of chat messages"),
-        ([{"role": "assistant", "content": "a"}], r"a conversation of \['assistant'\]"),
-        (
-            [{"role": role, "content": "a"} for role in ("user", "assistant", "user")],
-            "a prompt is one message of the user",
-        ),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a message whose content is no text"),
-    ],
-)
-def test_messages_that_are_no_single_question_are_refused(messages: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        messages_text(messages)

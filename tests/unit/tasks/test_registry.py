@@ -100,7 +100,11 @@ def test_answers_are_not_needed_where_a_reward_scores(tmp_path: Path, own: str) 
     ("name", "args", "words"),
     [
         ("copi", {}, "task.name = 'copi' is not a built-in task; did you mean 'copy'"),
-        ("zzz", {}, "known here: copy, dataset, guess, jsonl, reasoning-gym .*module:object"),
+        (
+            "zzz",
+            {},
+            "known here: copy, dataset, guess, jsonl, reasoning-gym, verifiers .*module:object",
+        ),
         ("no_such_module_x:thing", {}, "task.name: .*no_such_module_x"),
         ("{own}:Echoes", {}, "task.name: .*has no 'Echoes'"),
         ("{own}:number", {}, "is 3: neither a task nor"),

@@ -1,0 +1,158 @@
+"""The task "verifiers": environments of the library of that name, of one turn or several.
+
+Consumes an environment's name and arguments, produces its prompts, its answers to the policy's
+turns and its rubric's rewards; waits for the environment's own code. A prompt is known by its row
+in the environment's data, which is built when prompts are first asked for or scored.
+
+Of environments whose turns are calls of tools nothing is taken: their messages are those of a
+server that parses such calls, and the policy here speaks text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ratchet.errors import RewardFailed, TaskError
+from ratchet.tasks.arguments import Holdout, TaskArgs, parse_args
+from ratchet.tasks.base import Conversation, Split, Step
+from ratchet.tasks.chat import messages_text
+from ratchet.tasks.problems import Splits, problem_id, split_by_text
+from ratchet.tasks.verifiers_env import Environment, load_environment
+from ratchet.types import Prompt
+
+
+class VerifiersArgs(TaskArgs):
+    """`task.args` of the task "verifiers"."""
+
+    environment: str
+    """Name of an installed environment, as `verifiers.load_environment` takes it."""
+    args: dict[str, Any] = {}
+    """What the environment takes."""
+    turns: Annotated[int, Field(gt=0)] | None = None
+    """Turns that the policy has; by default the environment's own limit, where it has one."""
+    holdout: Holdout = 0
+    """Only where the environment has no data of its own for evaluation."""
+
+
+class VerifiersTask:
+    """The problems of one environment, scored by its rubric."""
+
+    def __init__(self, args: VerifiersArgs, environment: Environment) -> None:
+        self._args = args
+        self._environment = environment
+        self._turns = args.turns or environment.max_turns
+
+    def prompts(self, split: Split) -> tuple[Prompt, ...]:
+        """Return the prompts of a split, in the order of the data; of a problem that is there
+        twice, the first.
+
+        Raises:
+            TaskError: if a row's prompt is no text, or nothing is left to train on.
+        """
+        return self._splits.of(split)
+
+    def max_turns(self, prompt: Prompt) -> int:
+        """Return how many turns the policy has; the same for all prompts."""
+        del prompt
+        return self._turns
+
+    def score(self, prompt: Prompt, completion: str) -> float:
+        """Return the rubric's reward of a completion.
+
+        Raises:
+            RewardFailed: if one of the rubric's functions raised.
+        """
+        return self.score_conversation(prompt, Conversation((completion,)))
+
+    def step(self, prompt: Prompt, conversation: Conversation) -> Step:
+        """Return what the environment answers to the last turn.
+
+        Raises:
+            RewardFailed: if the environment failed, or answers the same turns in another way.
+        """
+        return Step(self._environment.reply(self._row(prompt), conversation))
+
+    def score_conversation(self, prompt: Prompt, conversation: Conversation) -> float:
+        """Return the rubric's reward of an ended conversation. Raises as `score` and `step`."""
+        return self._environment.reward(self._row(prompt), conversation)
+
+    @cached_property
+    def _splits(self) -> Splits:
+        train = self._prompts("train")
+        if self._environment.rows("eval") is None:
+            return split_by_text(train, self._args.holdout)
+        if self._args.holdout:
+            msg = (
+                f"task.args.holdout = {self._args.holdout:g}, and the environment"
+                f" {self._args.environment!r} has data of its own for evaluation; leave it out"
+            )
+            raise TaskError(msg)
+        held_out = self._prompts("eval")
+        texts = {prompt.text for prompt in held_out}
+        left = tuple(prompt for prompt in train if prompt.text not in texts)
+        if not left:
+            msg = (
+                f"task.args.environment = {self._args.environment!r} evaluates on every problem"
+                " that it trains on, so nothing is left to train on; give it task.args.args that"
+                " keep them apart"
+            )
+            raise TaskError(msg)
+        return Splits(left, held_out)
+
+    def _prompts(self, split: Split) -> tuple[Prompt, ...]:
+        prompts: dict[str, Prompt] = {}
+        for index, row in enumerate(self._environment.rows(split) or ()):
+            text = self._text(row, f"row {index} of {split}")
+            if text not in prompts:
+                answer = row.get("answer")
+                prompts[text] = Prompt(
+                    prompt_id=problem_id(text),
+                    text=text,
+                    reference=answer if isinstance(answer, str) and answer else None,
+                    metadata={"split": split, "row": index},
+                )
+        return tuple(prompts.values())
+
+    def _text(self, row: Mapping[str, Any], place: str) -> str:
+        try:
+            return messages_text(row.get("prompt"))
+        except ValueError as error:
+            msg = f"task.args.environment = {self._args.environment!r}: {place} is {error}"
+            raise TaskError(msg) from None
+
+    def _row(self, prompt: Prompt) -> Mapping[str, Any]:
+        rows, index = self._environment.rows(prompt.metadata["split"]), prompt.metadata["row"]
+        if (
+            rows is None
+            or index >= len(rows)
+            or messages_text(rows[index]["prompt"]) != prompt.text
+        ):
+            msg = (
+                f"the environment {self._args.environment!r} has another problem at row {index} in"
+                f" this process than {prompt.text!r}: its data must be the same each time"
+            )
+            raise RewardFailed(msg)
+        row: Mapping[str, Any] = rows[index]
+        return row
+
+
+def build_verifiers(args: Mapping[str, Any], seed: int) -> VerifiersTask:
+    """Build the task from `task.args`.
+
+    Raises:
+        TaskError: if an argument is wrong, the library or the environment is not installed, or it
+            is of a kind that cannot be trained here.
+    """
+    parsed = parse_args(VerifiersArgs, args)
+    environment = load_environment(parsed.environment, parsed.args, seed)
+    if parsed.turns is None and environment.max_turns < 1:
+        msg = (
+            f"task.args.environment = {parsed.environment!r} sets no limit on turns; give"
+            " task.args.turns"
+        )
+        raise TaskError(msg)
+    return VerifiersTask(parsed, environment)
