@@ -65,7 +65,7 @@ another branch; and a producer of the user's own may name any version. There the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -150,6 +150,13 @@ class Lineage:
             else:
                 self._rooted.update(path)
         return tuple(sorted(missing))
+
+    def path(self, version: PolicyVersion) -> Iterator[PolicyVersion]:
+        """Yield a version and its ancestors, the newest first."""
+        node: PolicyVersion | None = version
+        while node is not None:
+            yield node
+            node = self._node(node)[1]
 
     def step(self, version: PolicyVersion) -> int:
         """Return the optimiser step of a version."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.actors.admission import OpenGroups
 from ratchet.actors.filters import whole_rewards
 from ratchet.actors.finished_queue import FinishedQueue
 from ratchet.actors.prompt_source import PromptSource
-from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.ledger import GroupLedger, GroupRow
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
 
 
@@ -83,6 +83,32 @@ class GroupTable:
         self._window = Window()
         self.dirty = False
         """There are transitions that a flush would make durable."""
+        self._restore()
+
+    def _restore(self) -> None:
+        """Go on from the ledger of an earlier life. What was in flight or finished is issued again;
+        what was batched stays so until a trainer says what became of it.
+
+        Raises:
+            TaskError: if the task does not have a prompt of the ledger.
+        """
+        self._source.seek(*self._ledger.load_cursor())
+        rows = self._ledger.groups("issued", "claimed", "finished", "batched")
+        prompts = self._source.find({row.prompt_id for row in rows}) if rows else {}
+        for row in rows:
+            entry = self._entry(row, prompts)
+            if row.state == "batched":
+                self._batched[row.group_id] = entry
+            elif row.state == "issued":
+                self._waiting.append(entry)
+            else:
+                self._waiting.append(entry)
+                self._give_up(entry, "buffer_died", counts=False)
+
+    @staticmethod
+    def _entry(row: GroupRow, prompts: Mapping[str, Prompt]) -> Entry:
+        prompt = prompts[row.prompt_id]
+        return Entry(row.group_id, row.epoch, prompt, attempt=row.attempt, retries=row.retries)
 
     @property
     def num_in_flight(self) -> int:
@@ -223,6 +249,19 @@ class GroupTable:
         self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
 
+    def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
+        """Return (version that the step started from, step) of all that trained a group."""
+        return self._ledger.trained_steps()
+
+    def lose(self, version: PolicyVersion, step: int) -> int:
+        """Issue the groups again that a step trained whose result is lost; return how many."""
+        rows = self._ledger.lose(version, step, "step_lost", self._wall())
+        prompts = self._source.find({row.prompt_id for row in rows})
+        self._waiting.extend(self._entry(row, prompts) for row in rows)
+        self._window.reissued["step_lost"] += len(rows)
+        self.dirty = True
+        return len(rows)
+
     def rejected(self, group_id: int) -> Entry:
         """Return one group of the batch that its step did not use."""
         return self._batched[group_id]
@@ -267,11 +306,14 @@ class GroupTable:
 
     def _again(self, entry: Entry, reason: str, *, counts: bool = False) -> None:
         self._take_out(entry)
+        self._give_up(entry, reason, counts=counts)
+        entry.group, entry.versions, entry.masked = None, (), ""
+        self._waiting.append(entry)
+
+    def _give_up(self, entry: Entry, reason: str, *, counts: bool) -> None:
         self.dirty = True
         self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall(), counts=counts)
         entry.attempt += 1
-        entry.group, entry.versions, entry.masked = None, (), ""
-        self._waiting.append(entry)
 
     def _take_out(self, entry: Entry) -> None:
         if entry.group_id in self._in_flight:

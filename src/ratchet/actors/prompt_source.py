@@ -11,7 +11,7 @@ With one task its epoch is the task's.
 from __future__ import annotations
 
 import random  # noqa: TID251 - one seeded generator per epoch, no state shared
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ratchet.errors import TaskError
 from ratchet.tasks.mixture import label_of
@@ -53,6 +53,22 @@ class PromptSource:
         self.epoch, self.position = epoch, position
         self._turns = Turns(self._weights, epoch * self._num_prompts + position)
 
+    def find(self, prompt_ids: Collection[str]) -> dict[str, Prompt]:
+        """Return these prompts by id.
+
+        Raises:
+            TaskError: naming one that the task does not have.
+        """
+        found = {p.prompt_id: p for task in self._tasks for p in task.prompts}
+        missing = sorted(set(prompt_ids) - found.keys())
+        if missing:
+            msg = (
+                f"the ledger has groups of {len(missing)} prompts that the task does not have, such"
+                f" as {missing[0]!r}: the data has changed; go on with the same"
+            )
+            raise TaskError(msg)
+        return {prompt_id: found[prompt_id] for prompt_id in prompt_ids}
+
     def next(self) -> tuple[int, Prompt]:
         """Return the epoch and the prompt, and move the cursor behind it."""
         if self.position == self._num_prompts:
@@ -69,17 +85,17 @@ class _Epochs:
         if not prompts:
             msg = "the task has no training prompts: give it at least one (task.args)"
             raise TaskError(msg)
-        self._prompts = prompts
+        self.prompts = prompts
         self._seed = seed
         self._epoch = -1
         self._order: list[int] = []
 
     def at(self, index: int) -> tuple[int, Prompt]:
         """Return the epoch and the prompt of an issue, counted from the first one on."""
-        epoch, position = divmod(index, len(self._prompts))
+        epoch, position = divmod(index, len(self.prompts))
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = list(range(len(self._prompts)))
+            self._order = list(range(len(self.prompts)))
             # seeded by (seed, epoch), not drawn: the order is part of the run's identity
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)  # noqa: S311
-        return epoch, self._prompts[self._order[position]]
+        return epoch, self.prompts[self._order[position]]

@@ -76,6 +76,14 @@ _RETRY: Final = """
 _MASK: Final = """
     UPDATE groups SET reason = ?1 WHERE group_id = ?2 AND state = 'finished'"""
 _MASKED: Final = "INSERT INTO events VALUES (?, ?, 'masked', ?)"
+_LOSE: Final = """
+    UPDATE groups SET state = 'issued', attempt = attempt + 1, reason = ?3, worker = NULL,
+        min_version = NULL, max_version = NULL, staleness = NULL, trained_step = NULL,
+        trained_version = NULL, reward_mean = NULL, reward_std = NULL, num_tokens = NULL,
+        num_rollouts = NULL, claimed_at = NULL, finished_at = NULL, trained_at = NULL,
+        changed_at = ?4
+    WHERE trained_version = ?1 AND trained_step = ?2 AND state = 'trained'
+    RETURNING *"""
 _DROP: Final = """
     UPDATE groups SET state = 'dropped', reason = ?1, trained_step = NULL, changed_at = ?2
     WHERE group_id = ?3 AND state IN ('issued', 'claimed', 'finished', 'batched')"""
@@ -211,6 +219,21 @@ class GroupLedger:
         """
         ids = tuple(group_ids)
         self._move_all(_TRAIN, (version, now, step), ids, ids)
+
+    def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
+        """Return (version that the step started from, step) of all that trained a group."""
+        rows = self._sql.execute(
+            "SELECT DISTINCT trained_version, trained_step FROM groups WHERE state = 'trained'"
+        )
+        return tuple(rows.fetchall())
+
+    def lose(
+        self, version: PolicyVersion, step: int, reason: str, now: float
+    ) -> tuple[GroupRow, ...]:
+        """Issue the groups again that a step trained whose result is lost; return them."""
+        self._begin()
+        rows = self._sql.execute(_LOSE, (version, step, reason, now)).fetchall()
+        return tuple(sorted((GroupRow(*row) for row in rows), key=lambda row: row.group_id))
 
     def save_cursor(self, epoch: int, position: int) -> None:
         """Note where the next prompt comes from; durable with the next flush."""

@@ -1,0 +1,200 @@
+"""Kill the buffer, the trainer or both anywhere: each prompt counts once an epoch."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.helpers.actors import RecordingLog
+from tests.helpers.training import make_groups
+
+from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.prompt_source import PromptSource
+from ratchet.actors.recovery import Recovery
+from ratchet.errors import TaskError
+from ratchet.messages import RequestBatch, StepTrained
+from ratchet.staleness import Lineage
+from ratchet.storage.ledger import GroupLedger
+from ratchet.types import Prompt, RolloutGroup
+
+GROUP = make_groups(1, 2)[0]
+PROMPTS = [Prompt(f"p{i}", f"{i}>") for i in range(5)]
+
+
+class Scene:
+    """A buffer's table on a file, and a lineage in which the version is the step."""
+
+    def __init__(self, path: Path, num_versions: int = 9) -> None:
+        self.path = path
+        self.lineage = Lineage()
+        for version in range(num_versions):
+            self.lineage.add(version, version, version - 1 if version else None)
+        self.open()
+
+    def open(self, prompts: list[Prompt] = PROMPTS) -> None:
+        self.ledger = GroupLedger.open(self.path)
+        source = PromptSource(prompts, seed=0)
+        self.table = GroupTable(self.ledger, source, wall_time=lambda: 1.0, max_reissues=3)
+        self.log = RecordingLog()
+        self.recovery = Recovery(self.table, self.lineage, self.log)
+
+    def kill(self) -> None:
+        """What was flushed is there; then another life begins."""
+        self.table.flush()
+        self.ledger.close()
+        self.open()
+
+    def claim(self, number: int = 1) -> list[Entry]:
+        return [self.table.claim(("w", "i"), until=9.0) for _ in range(number)]
+
+    def finish(self, *entries: Entry) -> None:
+        for entry in entries:
+            group = RolloutGroup(
+                entry.group_id, entry.attempt, entry.prompt.prompt_id, entry.epoch, GROUP.rollouts
+            )
+            self.table.finish(entry, group, (0,))
+
+    def batch(self, step: int, number: int = 1) -> list[int]:
+        entries = self.claim(number)
+        self.finish(*entries)
+        self.table.batch(self.table.queued(), step)
+        return [entry.group_id for entry in entries]
+
+    def train(self, step: int, number: int = 1) -> list[int]:
+        ids = self.batch(step, number)
+        self.table.train(ids, step, version=step - 1)
+        return ids
+
+    def request(self, term: int, version: int, done: StepTrained | None = None) -> RequestBatch:
+        step = self.lineage.step(version)
+        return RequestBatch("trainer-0", term, version, step, done)
+
+    def state(self, *group_ids: int) -> list[tuple[str, int, str | None]]:
+        rows = [self.ledger.group(group_id) for group_id in group_ids]
+        return [(row.state, row.attempt, row.reason) for row in rows if row is not None]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "ledger.sqlite")
+
+
+def test_a_new_term_takes_back_the_steps_past_its_checkpoint(scene: Scene) -> None:
+    first, second, third = (scene.train(step)[0] for step in (1, 2, 3))
+    scene.recovery.settle(scene.request(2, 1))
+    assert scene.state(first, second, third) == [
+        ("trained", 0, None),
+        ("issued", 1, "step_lost"),
+        ("issued", 1, "step_lost"),
+    ]
+    again = [entry.group_id for entry in scene.claim(3)]
+    assert again[:2] == [second, third]  # before any new prompt
+    lost = [fields["step"] for fields in scene.log.named("step_lost")]
+    assert sorted(lost) == [2, 3]
+
+
+def test_each_term_is_settled_once(scene: Scene) -> None:
+    scene.train(1)
+    scene.recovery.settle(scene.request(2, 0))
+    trained = scene.train(1)  # by the new term, from the same version
+    scene.recovery.settle(scene.request(2, 1))
+    scene.recovery.settle(scene.request(1, 0))  # a zombie
+    assert scene.state(*trained)[0][0] == "trained"
+
+
+def test_what_another_branch_trained_is_taken_back(scene: Scene) -> None:
+    scene.lineage.add(20, 1, 0)  # from the base again
+    scene.lineage.add(21, 2, 20)
+    first = scene.train(1)
+    second = scene.train(2)  # from version 1, which is no ancestor of 21
+    scene.recovery.settle(scene.request(2, 21))
+    assert scene.state(*first) == [("trained", 0, None)]
+    assert scene.state(*second) == [("issued", 1, "step_lost")]
+
+
+def test_a_new_life_issues_again_what_was_on_its_way(scene: Scene) -> None:
+    entries = scene.claim(3)
+    scene.finish(entries[1])
+    scene.table.drop(entries[2], "stale")
+    scene.kill()
+    assert scene.state(*(entry.group_id for entry in entries)) == [
+        ("issued", 1, "buffer_died"),
+        ("issued", 1, "buffer_died"),
+        ("dropped", 0, "stale"),
+    ]
+    assert [entry.group_id for entry in scene.claim(2)] == [0, 1]
+    assert scene.claim()[0].prompt.prompt_id not in {e.prompt.prompt_id for e in entries}
+
+
+def test_a_new_life_remembers_the_retry_budget(scene: Scene) -> None:
+    entry = scene.claim()[0]
+    scene.table.retry(entry, "stale")
+    scene.kill()
+    assert scene.claim()[0].retries == 1
+
+
+def test_the_account_in_the_request_settles_a_batch_of_an_earlier_life(scene: Scene) -> None:
+    taken, rejected = scene.batch(1, 2)
+    scene.kill()
+    assert scene.state(taken, rejected) == [("batched", 0, None)] * 2
+    done = StepTrained(1, 1, (taken,), {rejected: "stale"})
+    scene.recovery.settle(scene.request(2, 1, done))
+    assert scene.state(taken, rejected) == [("trained", 0, None), ("issued", 1, "stale")]
+    row = scene.ledger.group(taken)
+    assert row is not None
+    assert (row.trained_step, row.trained_version) == (1, 0)
+
+
+@pytest.mark.parametrize("done", [None, StepTrained(1, 1, (7,), {})])
+def test_a_batch_without_an_account_was_not_trained(scene: Scene, done: StepTrained | None) -> None:
+    ids = scene.batch(2, 2)
+    scene.kill()
+    scene.recovery.settle(scene.request(2, 1, done))
+    assert scene.state(*ids) == [("issued", 1, "trainer_died")] * 2
+
+
+def test_a_prompt_that_the_task_lost_is_named(scene: Scene) -> None:
+    scene.claim()
+    scene.table.flush()
+    scene.ledger.close()
+    with pytest.raises(TaskError, match="the data has changed"):
+        scene.open([Prompt("other", "?")])
+    scene.ledger.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(tmp_path: Path, seed: int) -> None:
+    """The weights that are left at the end have met every prompt of an epoch exactly once."""
+    rng = random.Random(seed)
+    scene = Scene(tmp_path / "ledger.sqlite", num_versions=1)
+    term, version, step, done = 1, 0, 0, None
+    saved: tuple[int, int, StepTrained | None] = (0, 0, None)
+    newest = 0
+    while step < 15:  # three epochs of five prompts
+        scene.recovery.settle(RequestBatch("t", term, version, step, done))
+        ids = scene.batch(step + 1)
+        died = rng.choice(["", "", "", "trainer", "both before the step", "both after the step"])
+        if died != "both before the step":
+            newest += 1
+            scene.lineage.add(newest, step + 1, version)
+            account = StepTrained(term, step + 1, tuple(ids), {})
+            if died != "both after the step":  # else its account never arrived
+                scene.table.train(ids, step + 1, version)
+            version, step, done = newest, step + 1, account
+            if rng.random() < 0.4:
+                saved = (version, step, done)
+        if died.startswith("both"):
+            scene.kill()
+        if died:
+            term += 1
+            base, step, done = saved
+            newest += 1
+            version = newest
+            scene.lineage.add(version, step, base)
+    scene.recovery.settle(RequestBatch("t", term, version, step, done))
+    rows = [row for row in scene.ledger.groups() if row.state == "trained"]
+    counts = Counter((row.epoch, row.prompt_id) for row in rows)
+    assert counts == {(epoch, f"p{i}"): 1 for epoch in range(3) for i in range(5)}
+    scene.ledger.close()
