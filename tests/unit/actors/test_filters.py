@@ -103,6 +103,7 @@ def test_why_a_group_is_aborted() -> None:
         ("return len(x.rollouts) == 2", True),
         ("return max(x.rewards) > 2", False),
         ("import numpy; return numpy.mean(x.rewards) > 0.25", True),
+        ("import numpy; return numpy.mean(x.rewards) > 0.75", False),
     ],
 )
 def test_a_filter_of_the_users_own_returns_a_bool(tmp_path: Path, body: str, kept: bool) -> None:
