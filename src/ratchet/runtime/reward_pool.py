@@ -56,6 +56,11 @@ class ProcessScorer:
             max_bytes=config.task.reward_max_mib << 20,
         )
         self._env = reward_environment(environ, config.task.reward_env)
+        self._limits = (
+            "in a process that scores, which has task.reward_max_mib ="
+            f" {config.task.reward_max_mib} of address space, and of the environment only paths,"
+            f" locale and task.reward_env = {list(config.task.reward_env)}"
+        )
         self._timeout_s = config.task.reward_timeout_s
         self._log = log
         self._free: asyncio.Queue[RewardProcess | Exception] = asyncio.Queue()
@@ -137,7 +142,7 @@ class ProcessScorer:
             except (StartFailed, OSError) as error:
                 self._log.error("reward_process_not_started", detail=str(error))
                 if not self._proven:
-                    self._free.put_nowait(TaskError(str(error)))
+                    self._free.put_nowait(TaskError(f"{error} ({self._limits})"))
                     return
                 await asyncio.sleep(self._pause_s)
                 self._pause_s = min(_MOST_PAUSE_S, 2 * self._pause_s)

@@ -253,7 +253,10 @@ def test_a_task_that_does_not_build_in_a_process_is_the_users_to_mend() -> None:
         name = f"{FILE}:Unbuildable"
         async with scoring(name=name, args={}, reward=None) as scorer:
             for _ in range(2):
-                with pytest.raises(TaskError, match=r"Unbuildable' failed to build: .* abandoned"):
+                with pytest.raises(
+                    TaskError,
+                    match=r"Unbuildable' failed to build: .* abandoned .*reward_env = \[\]",
+                ):
                     await scorer.score(prompt("number"), ["1"])
 
     asyncio.run(main())
