@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from ratchet.actors.trajectory import Trajectory, sample_seed, turn_seed
 from ratchet.backends.rollout.base import RolloutEngine, SamplingParams
 from ratchet.config import Config
-from ratchet.errors import GenerationFailed, PromptTooLong, RewardFailed, VersionError
+from ratchet.errors import GenerationFailed, PromptTooLong, RewardFailed, TaskError, VersionError
 from ratchet.messages import EvaluatePolicy, Message
 from ratchet.tasks.base import Conversation, Step
 from ratchet.types import Assignment, PolicyVersion, Prompt, RolloutGroup
@@ -148,7 +148,7 @@ class Generator(NamedTuple):
                     task = group.create_task(self._play(prompt, trajectory, temperature))
                     if sample_ended is not None:
                         task.add_done_callback(lambda _: sample_ended())
-        except* (GenerationFailed, RewardFailed) as failures:
+        except* (GenerationFailed, RewardFailed, TaskError) as failures:
             raise failures.exceptions[0] from None
         return trajectories
 

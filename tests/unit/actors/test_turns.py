@@ -15,7 +15,7 @@ from ratchet.actors.generation import Generator, GroupFailure
 from ratchet.actors.trajectory import sample_seed, turn_seed
 from ratchet.backends.rollout.base import SamplingParams
 from ratchet.backends.rollout.fake import NAME, FakeEngine, fake_token
-from ratchet.errors import RewardFailed
+from ratchet.errors import RewardFailed, TaskError
 from ratchet.messages import EvaluatePolicy
 from ratchet.tasks.base import Conversation, Step
 from ratchet.types import Assignment, Prompt, Rollout, RolloutGroup
@@ -215,6 +215,19 @@ def test_a_failed_turn_fails_the_group_and_a_retry_begins_anew() -> None:
         first = [c for c in environment.asked if len(c.turns) == 1]
         assert [(c.replies, c.state) for c in first] == [((), None)] * 2
         assert {r.seed for r in group.rollouts} == {sample_seed(0, 3, 1, i) for i in range(2)}
+
+    run_virtual(main())
+
+
+def test_a_task_that_does_not_build_where_it_runs_is_told_as_it_is() -> None:
+    class Unbuildable(Environment):
+        async def step(self, prompt: Prompt, conversation: Conversation) -> Step:
+            raise TaskError("task.name does not build")
+
+    async def main() -> None:
+        generator, _ = await make(Unbuildable())
+        with pytest.raises(TaskError, match=r"task\.name does not build"):
+            await generator.run_group(assignment())
 
     run_virtual(main())
 
