@@ -42,7 +42,8 @@ class BatchRequests:
         self._log = log
         self._batch: asyncio.Future[BatchReady | None] | None = None
         self._repeat: asyncio.TimerHandle | None = None
-        self._done: StepTrained | None = None  # the account of the last batch
+        self.done: StepTrained | None = None
+        """What became of the last batch, or of that of the checkpoint."""
         self._taken: tuple[tuple[int, int], ...] = ()  # (group, attempt) of the last batch
 
     @property
@@ -86,14 +87,14 @@ class BatchRequests:
 
     def account(self, done: StepTrained) -> None:
         """Tell what became of the batch; the next request says it once more."""
-        self._done = done
+        self.done = done
         self._buffer().tell(done)
 
     def _request(self) -> None:
         self._repeat = self._after(self._repeat_s, RepeatRequest())
         version, step = self._publisher.position
         term = self._publisher.term
-        self._buffer().tell(RequestBatch(self._trainer, term, version, step, self._done))
+        self._buffer().tell(RequestBatch(self._trainer, term, version, step, self.done))
 
 
 def _attempts(ready: BatchReady) -> tuple[tuple[int, int], ...]:

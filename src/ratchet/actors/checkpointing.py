@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.weight_sync import SpawnFunction
 from ratchet.backends.training.base import TrainingBackend
+from ratchet.messages import StepTrained
 from ratchet.observability.logs import Log
 from ratchet.types import PolicyVersion, Term
 
@@ -26,6 +27,8 @@ class StartingPoint(NamedTuple):
     directory: Path
     version: PolicyVersion
     step: int
+    done: StepTrained | None
+    """what became of the batch of that step"""
 
 
 class CheckpointStore(Protocol):
@@ -39,7 +42,9 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    async def finish(self, version: PolicyVersion, step: int, term: Term) -> None:
+    async def finish(
+        self, version: PolicyVersion, step: int, term: Term, done: StepTrained | None
+    ) -> None:
         """Make what was begun and written a checkpoint, and let old ones go.
 
         Raises:
@@ -62,6 +67,7 @@ class Checkpointing:
         every_steps: int,
         backend: TrainingBackend,
         publisher: Publisher,
+        account: Callable[[], StepTrained | None],
         spawn: SpawnFunction,
         now: Callable[[], float],
         log: Log,
@@ -73,6 +79,7 @@ class Checkpointing:
         self._every_steps = every_steps
         self._backend = backend
         self._publisher = publisher
+        self._account = account
         self._spawn = spawn
         self._now = now
         self._log = log
@@ -103,7 +110,7 @@ class Checkpointing:
 
     async def _begin(self, store: CheckpointStore) -> None:
         version, step = self._publisher.position
-        term, started = self._publisher.term, self._now()
+        term, done, started = self._publisher.term, self._account(), self._now()
         try:
             directory = await store.begin(version)
             await self._backend.begin_save(directory)
@@ -112,21 +119,21 @@ class Checkpointing:
             return
         copied_s = self._now() - started
         self._writing = self._spawn(
-            self._finish(store, (version, step, term), started, copied_s),
+            self._finish(store, (version, step, term, done), started, copied_s),
             name=f"checkpoint-{step}",
         )
 
     async def _finish(
         self,
         store: CheckpointStore,
-        weights: tuple[PolicyVersion, int, Term],
+        facts: tuple[PolicyVersion, int, Term, StepTrained | None],
         started: float,
         copied_s: float,
     ) -> None:
-        version, step, _ = weights
+        version, step, _, _ = facts
         try:
             await self._backend.end_save()
-            await store.finish(*weights)
+            await store.finish(*facts)
         except OSError as error:
             await self._failed(store, version, step, error)
             return

@@ -136,6 +136,7 @@ class TrainerActor(RoleActor[_Inbox]):
             every_steps=config.checkpoint.every_steps,
             backend=backend,
             publisher=self._publisher,
+            account=lambda: self._requests.done,
             spawn=self.spawn,
             now=self.now,
             log=self.log,
@@ -247,7 +248,9 @@ class TrainerActor(RoleActor[_Inbox]):
         acquired: TermAcquired = await self.ask(
             self.registry, AcquireTerm(self.name, self.role.incarnation)
         )
-        base = None if start is None else start.version
+        base = None
+        if start is not None:
+            base, self._requests.done = start.version, start.done
         self._publisher.begin(acquired.term, acquired.versions, base)
         await self._sync.begin(self._step)
 
@@ -260,9 +263,10 @@ class TrainerActor(RoleActor[_Inbox]):
         result = await self._optimisation.take(ready.batch.groups, times)
         if result.applied:
             self._sync.publish()
-            await self._checkpointing.stepped()
         term, step = self._publisher.term, ready.batch.step
         self._requests.account(StepTrained(term, step, result.trained, result.rejected))
+        if result.applied:
+            await self._checkpointing.stepped()
         self._stepped_at = self.now()
         if self._config.trainer.synchronous:
             await self._sync.transferred()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ratchet.actors.checkpointing import StartingPoint
 from ratchet.config import Config
+from ratchet.messages import StepTrained
 from ratchet.observability.rundir import RunDirectory
 from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
 from ratchet.types import PolicyVersion, Term
@@ -33,15 +34,18 @@ class RunCheckpoints:
         if step is None and not self._checkpoints.whole():
             return None
         found = self._checkpoints.find(step)
-        return StartingPoint(found.path, found.facts.version, found.facts.step)
+        facts = found.facts
+        return StartingPoint(found.path, facts.version, facts.step, facts.done)
 
     async def begin(self, version: PolicyVersion) -> Path:
         """Return an empty directory for the files of a checkpoint."""
         return await asyncio.to_thread(self._checkpoints.begin, version)
 
-    async def finish(self, version: PolicyVersion, step: int, term: Term) -> None:
+    async def finish(
+        self, version: PolicyVersion, step: int, term: Term, done: StepTrained | None
+    ) -> None:
         """Make what was begun and written a checkpoint, and let old ones go."""
-        facts = CheckpointFacts(self._run_id, version, step, term, self._data, time.time())
+        facts = CheckpointFacts(self._run_id, version, step, term, self._data, done, time.time())
         await asyncio.to_thread(self._checkpoints.finish, facts)
 
     async def abandon(self, version: PolicyVersion) -> None:

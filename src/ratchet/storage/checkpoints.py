@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from ratchet.errors import UserError
+from ratchet.messages import StepTrained
 from ratchet.types import PolicyVersion, Term
 
 MANIFEST: Final = "manifest.json"
@@ -44,6 +45,8 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
     """of the trainer that wrote it"""
     data: str
     """fingerprint of the training prompts"""
+    done: StepTrained | None
+    """what became of the batch of that step, in case the buffer did not hear of it"""
     created_at: float
     """wall clock, seconds since the epoch; for people"""
 

@@ -11,6 +11,7 @@ from tests.helpers.actors import RecordingLog
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.checkpointing import Checkpointing
+from ratchet.messages import StepTrained
 from ratchet.staleness import Position
 
 
@@ -24,8 +25,9 @@ class Store:
     async def begin(self, version: int) -> Path:
         return self._call("begin", version)
 
-    async def finish(self, version: int, step: int, term: int) -> None:
+    async def finish(self, version: int, step: int, term: int, done: StepTrained | None) -> None:
         assert (step, term) == (version // 10, 3)
+        assert done == StepTrained(3, step, (), {})  # of that step, though others follow
         self._call("finish", version)
 
     async def abandon(self, version: int) -> None:
@@ -61,6 +63,7 @@ class Scene:
             every_steps=every_steps,
             backend=self.backend,  # type: ignore[arg-type]
             publisher=self,  # type: ignore[arg-type]
+            account=lambda: StepTrained(3, self._position.step, (), {}),
             spawn=self._spawn,
             now=asyncio.get_running_loop().time,
             log=self.log,

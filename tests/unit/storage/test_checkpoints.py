@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import UserError
+from ratchet.messages import StepTrained
 from ratchet.storage.checkpoints import MANIFEST, CheckpointFacts, Checkpoints, Disk
+
+DONE = StepTrained(1, 5, (3, 4), {7: "stale"})
 
 
 def facts(version: int, step: int | None = None) -> CheckpointFacts:
     step = version if step is None else step
-    return CheckpointFacts("run", version, step, term=1, data="d", created_at=0.0)
+    return CheckpointFacts("run", version, step, term=1, data="d", done=DONE, created_at=0.0)
 
 
 def save(checkpoints: Checkpoints, version: int, step: int | None = None) -> None:
