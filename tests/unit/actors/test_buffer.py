@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,14 @@ def record(version: int, step: int | None = None, parent: int | None = None) -> 
 class World:
     """A buffer, and the others as recorders."""
 
-    def __init__(self, *, versions: int = 1, num_prompts: int = 100, **sections: Any) -> None:
+    def __init__(
+        self,
+        *,
+        versions: int = 1,
+        num_prompts: int = 100,
+        prompts: Sequence[Prompt] | None = None,
+        **sections: Any,
+    ) -> None:
         buffer = {"batch_groups": 2, "lease_s": LEASE_S, "max_staleness": 1}
         sections["buffer"] = buffer | sections.get("buffer", {})
         sections["rollout"] = {"max_tokens": 5, "group_size": 2, "group_timeout_s": LEASE_S}
@@ -70,7 +77,7 @@ class World:
             self.system,
             RoleInfo("buffer", "buffer", "b1"),
             config=self.config,
-            prompts=[Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
+            prompts=prompts or [Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
             ledger=self.ledger,
         )
 

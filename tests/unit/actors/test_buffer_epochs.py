@@ -9,10 +9,12 @@ import pytest
 from tests.unit.actors.test_buffer import World, failed, scenario
 
 from ratchet.messages import StepTrained
-from ratchet.types import Assignment
+from ratchet.tasks.mixture import label_of
+from ratchet.types import Assignment, Prompt
 
 NUM_EPOCHS = 3
 CREDIT = 1000
+MIXTURE = {"name": "mixture", "args": {}}
 
 
 async def train(world: World, num_steps: int, *, fail_every: int) -> list[tuple[int, str]]:
@@ -61,3 +63,25 @@ def test_every_prompt_is_trained_once_an_epoch(
 
     buffer = {"batch_groups": batch_groups, "unused": "retry", "max_staleness": 1000}
     scenario(body, num_prompts=num_prompts, buffer=buffer)
+
+
+def test_the_tasks_of_a_mixture_share_the_batches_by_weight() -> None:
+    sizes = {"a": 2, "b": 5}
+    parts = [{"name": "copy", "label": "a", "weight": 3}, {"name": "copy", "label": "b"}]
+    prompts = [Prompt(f"{label}/{i}", "1>") for label, size in sizes.items() for i in range(size)]
+
+    async def body(world: World) -> None:
+        num_steps, batch_groups = 16, 3
+        trained = await train(world, num_steps, fail_every=0)
+        assert max(Counter(trained).values()) == 1
+        issued = Counter(label_of(each.prompt.prompt_id) for each in world.assignments)
+        assert abs(issued["a"] - 3 * issued["b"]) <= 3
+        num_in_flight = world.config.buffer.capacity
+        assert issued.total() == num_steps * batch_groups + num_in_flight
+        for label, size in sizes.items():
+            num_whole = (issued[label] - num_in_flight) // size
+            expected = {(e, f"{label}/{i}") for e in range(num_whole) for i in range(size)}
+            assert expected <= set(trained)
+
+    buffer = {"batch_groups": 3, "max_staleness": 1000}
+    scenario(body, prompts=prompts, buffer=buffer, task=MIXTURE | {"tasks": parts})
