@@ -10,16 +10,20 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from ratchet import __version__
+from ratchet.cli_eval import app as eval_app
 from ratchet.cli_foreground import in_foreground
 from ratchet.cli_inspect import app as inspect_app
 from ratchet.cli_launch import app as launch_app
 from ratchet.cli_status import app as status_app
 from ratchet.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from ratchet.runtime.run import Run
 
 app = typer.Typer(
     name="ratchet",
@@ -28,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(eval_app)
 app.add_typer(inspect_app)
 app.add_typer(launch_app)
 app.add_typer(status_app)
@@ -62,16 +67,25 @@ def run(
     ] = False,
 ) -> None:
     """Train: start every role on this machine, and stay until the model is written."""
-    from ratchet.observability.live import open_view
-    from ratchet.observability.report import print_report
     from ratchet.runtime.run import Run
 
-    training = Run(config, directory=directory, overrides=overrides or [], in_process=in_process)
-    root = training.directory.root
-    _, code = in_foreground(training.run, partial(training.request, now=True), open_view(root))
-    print_report(root)
-    training.result()
-    raise typer.Exit(code)
+    _train(Run(config, directory=directory, overrides=overrides or [], in_process=in_process))
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="Directory of the run.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Go on from the checkpoint of this step.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")
+    ] = None,
+) -> None:
+    """Go on with a run that has ended on this machine, however it did, from a checkpoint."""
+    from ratchet.runtime.run import Run
+
+    _train(Run.resume(directory, step=step, overrides=overrides or []), resumed=True)
 
 
 @app.command()
@@ -90,6 +104,21 @@ def check(
     resolved = load_config(config, overrides or [])
     task = check_run(resolved)
     typer.echo(with_fingerprint(resolved, task).to_toml())
+
+
+def _train(training: Run, *, resumed: bool = False) -> NoReturn:
+    """Run to the end in the foreground, and exit."""
+    from ratchet.observability.live import open_view
+    from ratchet.observability.report import print_report
+
+    root = training.directory.root
+    view = open_view(root)
+    if resumed:
+        view.skip()  # what its earlier life has shown
+    _, code = in_foreground(training.run, partial(training.request, now=True), view)
+    print_report(root)
+    training.result()
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
@@ -98,18 +98,29 @@ async def evaluate(
     replies = await asyncio.gather(
         *(ask_share(index, engine) for index, engine in enumerate(engines)), return_exceptions=True
     )
-    rewards: list[float] = []
-    by_task: defaultdict[str, list[float]] = defaultdict(list)
+    done: list[PolicyEvaluated] = []
     for engine, reply in zip(engines, replies, strict=True):
         if isinstance(reply, PolicyEvaluated):
-            rewards += [reward for reward in reply.rewards if reward is not None]
-            for task, reward in zip(reply.tasks, reply.rewards, strict=False):
-                if reward is not None:
-                    by_task[task].append(reward)
+            done.append(reply)
         elif isinstance(reply, RatchetError):
             log.warning("evaluation_failed", engine=engine.name, version=version, detail=str(reply))
         elif reply is not None:
             raise reply
+    return evaluation_of(version, done, num_prompts)
+
+
+def evaluation_of(
+    version: PolicyVersion, replies: Iterable[PolicyEvaluated], num_prompts: int
+) -> Evaluation:
+    """Sum replies up; of `num_prompts` those without a reward have failed."""
+    rewards: list[float] = []
+    by_task: defaultdict[str, list[float]] = defaultdict(list)
+    for reply in replies:
+        for index, reward in enumerate(reply.rewards):
+            if reward is not None:
+                rewards.append(reward)
+                if reply.tasks:
+                    by_task[reply.tasks[index]].append(reward)
     accuracy = fmean(rewards) if rewards else None
     tasks = {task: TaskEvaluation(fmean(by_task[task]), len(by_task[task])) for task in by_task}
     return Evaluation(version, accuracy, len(rewards), num_prompts - len(rewards), tasks)

@@ -157,11 +157,14 @@ class Evaluations:
         until = self._now() + self._config.timeout_s
         held: dict[PolicyVersion, list[RoleInfo]] = {}
         while not held and self._now() < until:
+            tried: PolicyVersion | None = None
             for engine in tuple(self._own.values()):
                 published = await self._publisher.catch_up(engine)
+                tried = None if published is None else published.version
                 if published is not None and engine.name in published.loaded:
                     held.setdefault(published.version, []).append(engine)
-            if not held:  # there is none, or an optimiser step was first
+            # after a step that was first, the next version is tried as soon as it is live
+            if not held and (not self._own or tried == self._publisher.live):
                 await asyncio.sleep(_RETRY_S)
         if not held:
             self._skip(due, "no engine of its own took a version in time")

@@ -33,6 +33,7 @@ class World:
         self.accuracy: float | None = 0.5
         self.pins: Any = None
         self.lineage = self
+        self.live: int | None = None
         double: Any = self
         self.evaluations = Evaluations(
             small_config(eval=section, trainer={"num_steps": 100}),
@@ -178,8 +179,21 @@ def test_own_engines_are_brought_to_one_version_and_nobody_is_lent() -> None:
         assert not any(map(world.evaluations.pinned, ENGINES))
         await world.evaluations.ended()
         assert world.caught_up == ["evaluator-0", "evaluator-1"] * 2
+        assert world.now() == pytest.approx(1.0 + LASTS_S)
         assert world.evaluated == [(5, ["evaluator-1"])]
         assert world.lines[0]["version"] == 5
+
+    scenario(body, engines="own")
+
+
+def test_an_own_engine_that_a_step_was_ahead_of_tries_the_next_version_at_once() -> None:
+    async def body(world: World) -> None:
+        world.evaluations.joined(OWN[0])
+        world.catches = [Published(2, failed=(OWN[0],)), Published(3, ("evaluator-0",))]
+        world.evaluations.live(2, ENGINES)
+        await world.evaluations.ended()
+        assert world.evaluated == [(3, ["evaluator-0"])]
+        assert world.now() == pytest.approx(LASTS_S)
 
     scenario(body, engines="own")
 
