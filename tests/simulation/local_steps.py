@@ -160,7 +160,7 @@ def data_of(life: Life, stage: Stage) -> str:
         return ""
     asks = sorted((number, name) for number, (name, _) in life.asks.items())
     watches = sorted((name, len(them)) for name, them in life.watches.items())
-    parts = [_frozen(life.actor), asks, watches, sorted(life.told.items())]
+    parts = [_frozen(life.actor, {}), asks, watches, sorted(life.told.items())]
     sql = (stage.store if life.name == REGISTRY else stage.ledger)._sql
     for table, order in _FILES[life.name].items():
         parts.append(sql.execute(f"SELECT * FROM {table} ORDER BY {order}").fetchall())  # noqa: S608
@@ -171,24 +171,31 @@ _CONSTANT = {
     *("system", "name", "log", "role", "actor_urn", "actor_inbox", "actor_stopped"),
     *("_life", "_actor_ref", "_config", "_group_size", "_synchronous", "_capacity", "_numbers"),
     *("_ledger", "_source", "_wall", "_store", "_run_name", "_started"),
-    *("_verdicts", "_max_reissues"),
+    *("_verdicts", "_max_reissues", "_log", "_admission", "_policy", "_size", "_lease_s"),
+    *("_max_staleness", "groups"),
 }
 """Attributes of a registry or a buffer that do not change, or are looked at elsewhere."""
 
 
-def _frozen(value: Any) -> Any:
-    """Return the state of an actor as plain data; whatever is not known here raises."""
+def _frozen(value: Any, seen: dict[int, int]) -> Any:
+    """Return the state of an actor as plain data; whatever is not known here raises.
+
+    What several parts of an actor share is written out once, and named by its number after that.
+    """
     if value is None or isinstance(value, int | str | float | bytes | msgspec.Struct):
         return value
     if isinstance(value, Counter | set):
         return sorted(dict(value).items() if isinstance(value, Counter) else value)
     if isinstance(value, dict):
-        return [(_frozen(key), _frozen(one)) for key, one in value.items()]
+        return [(_frozen(key, seen), _frozen(one, seen)) for key, one in value.items()]
     if isinstance(value, list | tuple | deque):
-        return list(map(_frozen, value))
+        return [_frozen(one, seen) for one in value]
     ours = type(value).__module__.startswith(("ratchet.actors", "ratchet.staleness"))
     if not ours and not isinstance(value, BufferActor | VersionRegistry):
         raise TypeError(f"{value!r} is part of a state")
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
     slots = getattr(value, "__slots__", None)
     fields = {slot: getattr(value, slot) for slot in slots} if slots else vars(value)
-    return [(name, _frozen(one)) for name, one in fields.items() if name not in _CONSTANT]
+    return [(name, _frozen(one, seen)) for name, one in fields.items() if name not in _CONSTANT]

@@ -31,18 +31,20 @@ class GatedEngine(SeenEngine):
         self._life = life
         self._num_started = 0
 
-    async def _produce(self, prompt_ids: Any, params: Any, pause_s: float, future: Any) -> None:
+    async def _produce(
+        self, prompt_ids: Any, params: Any, length: int, pause_s: float, future: Any
+    ) -> None:
         number = self._num_started
         self._num_started += 1
         made = []
-        for position in range(params.max_tokens):
+        for position in range(length):
             if position:
                 await self._life.gate(f"generation {number}.{position}")
             version = await self._wait_for_version()
             made.append((*fake_token(self._weights, prompt_ids, params.seed, position), version))
             self._generated_tokens += 1
         if not future.done():
-            future.set_result(_completion(made))
+            future.set_result(_completion(made, "length"))
 
 
 class GatedBackend(RecordingBackend):
