@@ -82,7 +82,7 @@ class Run:
             self.config = with_reward(self.config, reward)
         if self._reward is not None and self.config.task.reward_isolation == "process":
             msg = (
-                'task.reward_isolation = "process": a process cannot import the reward that is given'
+                'task.reward_isolation = "process": no process can import the reward that is given'
                 ' to a run with in_process=True; name it in task.reward, or use "auto" or "thread"'
             )
             raise ConfigError(msg)

@@ -171,6 +171,13 @@ def test_in_process_any_callable_is_a_reward(tmp_path: Path) -> None:
 # --- what it is made from
 
 
+def test_a_reward_of_this_process_cannot_be_asked_to_run_in_others(tmp_path: Path) -> None:
+    config = small_config(task={"reward_isolation": "process"})
+    with pytest.raises(ConfigError, match='reward_isolation = "process": no process can import'):
+        Run(config, directory=tmp_path / "run", reward=lambda *_: 1.0, in_process=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_a_config_and_a_file_are_the_same_run(tmp_path: Path) -> None:
     config = small_config(trainer={"num_steps": 7})
     (tmp_path / "job.toml").write_text(config.to_toml())
