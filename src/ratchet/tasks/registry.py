@@ -199,7 +199,7 @@ def _reasoning_gym(config: TaskConfig, seed: int) -> Task:
 def _verifiers(config: TaskConfig, seed: int) -> Task:
     from ratchet.tasks.verifiers import build_verifiers
 
-    return build_verifiers(config.args, seed)
+    return build_verifiers(config.args, seed, needs_rubric=config.reward is None)
 
 
 _BUILTIN: Final[dict[str, Callable[[TaskConfig, int], Task]]] = {

@@ -39,12 +39,11 @@ class VerifiersArgs(TaskArgs):
 
 
 class VerifiersTask:
-    """The problems of one environment, scored by its rubric."""
+    """The problems of one environment of one turn, scored by its rubric."""
 
     def __init__(self, args: VerifiersArgs, environment: Environment) -> None:
         self._args = args
         self._environment = environment
-        self._turns = args.turns or environment.max_turns
 
     def prompts(self, split: Split) -> tuple[Prompt, ...]:
         """Return the prompts of a split, in the order of the data; of a problem that is there
@@ -55,30 +54,13 @@ class VerifiersTask:
         """
         return self._splits.of(split)
 
-    def max_turns(self, prompt: Prompt) -> int:
-        """Return how many turns the policy has; the same for all prompts."""
-        del prompt
-        return self._turns
-
     def score(self, prompt: Prompt, completion: str) -> float:
         """Return the rubric's reward of a completion.
 
         Raises:
             RewardFailed: if one of the rubric's functions raised.
         """
-        return self.score_conversation(prompt, Conversation((completion,)))
-
-    def step(self, prompt: Prompt, conversation: Conversation) -> Step:
-        """Return what the environment answers to the last turn.
-
-        Raises:
-            RewardFailed: if the environment failed, or answers the same turns in another way.
-        """
-        return Step(self._environment.reply(self._row(prompt), conversation))
-
-    def score_conversation(self, prompt: Prompt, conversation: Conversation) -> float:
-        """Return the rubric's reward of an ended conversation. Raises as `score` and `step`."""
-        return self._environment.reward(self._row(prompt), conversation)
+        return self._environment.reward(self._row(prompt), Conversation((completion,)))
 
     @cached_property
     def _splits(self) -> Splits:
@@ -140,19 +122,54 @@ class VerifiersTask:
         return row
 
 
-def build_verifiers(args: Mapping[str, Any], seed: int) -> VerifiersTask:
+class VerifiersTurnsTask(VerifiersTask):
+    """The problems of one environment of several turns."""
+
+    def __init__(self, args: VerifiersArgs, environment: Environment, turns: int) -> None:
+        super().__init__(args, environment)
+        self._turns = turns
+
+    def max_turns(self, prompt: Prompt) -> int:
+        """Return how many turns the policy has; the same for all prompts."""
+        del prompt
+        return self._turns
+
+    def step(self, prompt: Prompt, conversation: Conversation) -> Step:
+        """Return what the environment answers to the last turn.
+
+        Raises:
+            RewardFailed: if the environment failed, or answers the same turns in another way.
+        """
+        return Step(self._environment.reply(self._row(prompt), conversation))
+
+    def score_conversation(self, prompt: Prompt, conversation: Conversation) -> float:
+        """Return the rubric's reward of an ended conversation. Raises as `score` and `step`."""
+        return self._environment.reward(self._row(prompt), conversation)
+
+
+def build_verifiers(
+    args: Mapping[str, Any], seed: int, *, needs_rubric: bool = True
+) -> VerifiersTask:
     """Build the task from `task.args`.
+
+    Args:
+        args: the table.
+        seed: the run's.
+        needs_rubric: whether the rubric scores; it does not where there is `task.reward`.
 
     Raises:
         TaskError: if an argument is wrong, the library or the environment is not installed, or it
             is of a kind that cannot be trained here.
     """
     parsed = parse_args(VerifiersArgs, args)
-    environment = load_environment(parsed.environment, parsed.args, seed)
-    if parsed.turns is None and environment.max_turns < 1:
+    environment = load_environment(parsed.environment, parsed.args, seed, needs_rubric=needs_rubric)
+    turns = environment.max_turns if parsed.turns is None else parsed.turns
+    if turns < 1:
         msg = (
             f"task.args.environment = {parsed.environment!r} sets no limit on turns; give"
             " task.args.turns"
         )
         raise TaskError(msg)
-    return VerifiersTask(parsed, environment)
+    if turns == 1:
+        return VerifiersTask(parsed, environment)
+    return VerifiersTurnsTask(parsed, environment, turns)

@@ -35,8 +35,11 @@ _raised: ContextVar[list[Exception]] = ContextVar("raised")
 T = TypeVar("T")
 
 
-def load_environment(name: str, args: Mapping[str, Any], seed: int) -> Environment:
-    """Load an installed environment.
+def load_environment(
+    name: str, args: Mapping[str, Any], seed: int, *, needs_rubric: bool
+) -> Environment:
+    """Load an installed environment, whose rubric need not be one that can be used here unless it
+    scores.
 
     Raises:
         TaskError: if it or the library is not installed, it does not load, or it is of a kind that
@@ -68,10 +71,10 @@ def load_environment(name: str, args: Mapping[str, Any], seed: int) -> Environme
             " speaks text; use an environment whose turns are text"
         )
         raise TaskError(msg)
-    if environment.rubric.has_group_rewards:
+    if needs_rubric and environment.rubric.has_group_rewards:
         msg = (
             f"{where} rewards the completions of a group together, and a reward here is of one"
-            " completion; use a rubric without functions of groups"
+            " completion; use a rubric without functions of groups, or task.reward"
         )
         raise TaskError(msg)
     return Environment(library, environment, seed)

@@ -16,7 +16,7 @@ import pytest
 
 from ratchet.config import TaskConfig
 from ratchet.errors import RewardFailed, TaskError
-from ratchet.tasks.base import Conversation, MultiTurnTask, Step
+from ratchet.tasks.base import Conversation, MultiTurnTask, Step, Task
 from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
 from ratchet.types import Prompt
@@ -88,9 +88,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop("ratchet_guess_env", None)
 
 
-def build(args: dict[str, Any] | None = None, **more: Any) -> MultiTurnTask:
+def build(args: dict[str, Any] | None = None, reward: str | None = None, **more: Any) -> Task:
     table = {"environment": "ratchet-guess-env", "args": args or {}, **more}
-    task = build_task(TaskConfig(name="verifiers", args=table), seed=3)
+    return build_task(TaskConfig(name="verifiers", args=table, reward=reward), seed=3)
+
+
+def build_turns(args: dict[str, Any] | None = None, **more: Any) -> MultiTurnTask:
+    task = build({"kind": "guess"} | (args or {}), **more)
     assert isinstance(task, MultiTurnTask)
     return task
 
@@ -101,7 +105,7 @@ def test_rows_become_prompts_and_the_rubric_scores_them() -> None:
     prompt = next(p for p in (*task.prompts("train"), *task.prompts("eval")) if p.reference == "3")
     assert prompt.text == "Add.\n\n2+1"
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt)
-    assert task.max_turns(prompt) == 1
+    assert not isinstance(task, MultiTurnTask)
     assert task.score(travelled, " 3") == pytest.approx(1.02)  # 1.0 x right + 0.01 x level
     assert task.score(travelled, "4") == pytest.approx(0.02)
 
@@ -136,7 +140,7 @@ def talk(task: MultiTurnTask, prompt: Prompt, *turns: str, seed: int = 1) -> tup
 
 
 def test_an_environment_of_several_turns_is_played_again_in_any_process() -> None:
-    task, other = (build({"kind": "guess", "max_turns": 4}) for _ in range(2))
+    task, other = (build_turns({"max_turns": 4}) for _ in range(2))
     prompt = task.prompts("train")[2]
     assert task.max_turns(prompt) == 4
     replies = talk(task, prompt, "7", "5", "3")
@@ -153,7 +157,7 @@ def test_an_environment_of_several_turns_is_played_again_in_any_process() -> Non
 
 
 def test_an_environment_that_says_something_else_each_time_fails() -> None:
-    task = build({"kind": "guess", "max_turns": 4})
+    task = build_turns({"max_turns": 4})
     prompt = task.prompts("train")[0]
     first = task.step(prompt, Conversation(("any",))).reply
     assert first is not None
@@ -164,7 +168,7 @@ def test_an_environment_that_says_something_else_each_time_fails() -> None:
 def test_a_limit_on_turns_is_needed() -> None:
     with pytest.raises(TaskError, match=r"sets no limit on turns; give task\.args\.turns"):
         build({"kind": "guess"})
-    task = build({"kind": "guess"}, turns=3)
+    task = build_turns(turns=3)
     assert task.max_turns(task.prompts("train")[0]) == 3
 
 
@@ -180,6 +184,13 @@ def test_a_limit_on_turns_is_needed() -> None:
 def test_what_cannot_be_used_is_refused(args: dict[str, Any], words: str) -> None:
     with pytest.raises(TaskError, match=words):
         build(args).prompts("train")
+
+
+def test_a_reward_of_ones_own_scores_in_place_of_the_rubric(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def half(prompt, completion):\n    return 0.5\n", encoding="utf-8")
+    task = build({"functions": ["together"]}, reward=f"{own}:half")
+    assert task.score(task.prompts("train")[0], "1") == 0.5
 
 
 def test_an_environment_that_is_not_installed_is_named() -> None:
