@@ -267,9 +267,8 @@ class BufferActor(RoleActor[_Inbox]):
             self._judging.purge(Position(record.version, record.step))
 
     def _ask_for(self, versions: Sequence[PolicyVersion]) -> None:
-        versions = self._known.to_ask(versions)
-        if versions:
-            self.spawn(self._describe(versions), name="describe-lineage")
+        if versions and (new := self._known.to_ask(versions)):
+            self.spawn(self._describe(new), name="describe-lineage")
 
     async def _describe(self, versions: tuple[PolicyVersion, ...]) -> None:
         while True:

@@ -9,6 +9,7 @@ under a lease), queued (finished, first in, first out), batched (handed to the t
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +204,7 @@ class GroupTable:
             min_version=min(versions, default=None),
             max_version=max(versions, default=None),
             reward_mean=reward_mean,
-            reward_std=statistics.pstdev(rewards) if rewards else None,
+            reward_std=_deviation(rewards, reward_mean),
             num_tokens=group.num_tokens,
             num_rollouts=len(group.rollouts),
             now=self._wall(),
@@ -338,3 +339,12 @@ class GroupTable:
         del held[entry.group_id]
         if not held:
             del self._held[worker]
+
+
+def _deviation(values: Sequence[float], mean: float | None) -> float | None:
+    """Return the population standard deviation; `statistics.pstdev` computes in fractions, which
+    takes longer than all else that is done with a group here.
+    """
+    if mean is None:
+        return None
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

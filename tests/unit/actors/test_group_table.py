@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -320,3 +322,19 @@ def test_a_flush_saves_the_cursor_behind_the_prompts_that_were_issued() -> None:
     epochs = [(row.epoch, row.prompt_id) for row in ledger.groups()]
     assert [epoch for epoch, _ in epochs] == [0, 0, 0, 1]
     assert {prompt for _, prompt in epochs[:3]} == {"p0", "p1", "p2"}
+
+
+@pytest.mark.parametrize("rewards", [(0.1,), (0.1, 0.1, 0.1), (0.0, 1.0), (1e-9, 3.5, -2.0, 7.25)])
+def test_the_ledger_keeps_the_spread_of_the_rewards(rewards: tuple[float, ...]) -> None:
+    table, ledger = make_table()
+    entry = table.claim(WORKERS[0], until=1.0)
+    group = group_of(entry)
+    rollouts = tuple(
+        msgspec.structs.replace(group.rollouts[0], reward=reward, trajectory=None)
+        for reward in rewards
+    )
+    table.finish(entry, msgspec.structs.replace(group, rollouts=rollouts), (0,))
+    row = ledger.group(entry.group_id)
+    assert row is not None
+    assert row.reward_mean == pytest.approx(statistics.fmean(rewards), rel=1e-12)
+    assert row.reward_std == pytest.approx(statistics.pstdev(rewards), rel=1e-12, abs=1e-15)
