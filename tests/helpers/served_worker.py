@@ -59,6 +59,8 @@ class Served(NamedTuple):
     most_groups: int
     """in flight at once"""
     most_samples: int
+    early_claims: int
+    """of a further group, while none had ended since the last claim"""
 
 
 class BusyEngine(FakeEngine):
@@ -105,16 +107,21 @@ class FewLinesOfBuffer:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._credit = self._issued = self._finished = 0
-        self.most = 0
+        self.most = self.early = 0
+        self._ended = True
         self.done = asyncio.Event()
         self.ref: LocalRef
 
     def tell(self, message: Message) -> None:
         """Take a claim or a finish."""
         if isinstance(message, ClaimPrompts):
-            self._credit = max(self._credit, message.credit)
+            if message.credit > self._credit:
+                self._credit = message.credit
+                self.early += not self._ended
+                self._ended = False
         elif isinstance(message, GroupFinished):
             self._finished += 1
+            self._ended = True
         if self._finished == self._work.num_groups:
             self.done.set()
         most = min(self._credit, self._finished + self._work.capacity, self._work.num_groups)
@@ -162,6 +169,7 @@ def serve(submission: str, work: Work) -> Served:
         took_s = asyncio.get_running_loop().time() - began
         await buffer.ref.stop(block=False)
         slots = work.slots * work.group_size
-        return Served(took_s, 1 - engine.work_s / (slots * took_s), buffer.most, engine.most)
+        idle_share = 1 - engine.work_s / (slots * took_s)
+        return Served(took_s, idle_share, buffer.most, engine.most, buffer.early)
 
     return run_virtual(main())

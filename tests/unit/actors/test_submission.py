@@ -14,6 +14,7 @@ def test_long_samples_leave_an_engine_less_idle_by_sample(sigma: float) -> None:
     assert sample.took_s < group.took_s  # for the very same samples
     assert sample.idle_share < group.idle_share
     assert group.most_groups == WORK.slots < sample.most_groups <= WORK.capacity
+    assert group.early_claims == 0 < sample.early_claims
     assert group.most_samples == sample.most_samples == WORK.slots * WORK.group_size
 
 
