@@ -20,11 +20,15 @@ from ratchet.config import Config
 class Command:
     """A running `ratchet run`, its children and its files."""
 
-    def __init__(self, config: Config, directory: Path, *args: str) -> None:
+    def __init__(self, config: Config | None, directory: Path, *args: str) -> None:
+        """Run a configuration in a new directory; None goes on with the run in it."""
         self.directory = directory
-        recipe = directory.with_suffix(".toml")
-        recipe.write_text(config.to_toml())
-        arguments = ["run", str(recipe), "--dir", str(directory), *args]
+        if config is None:
+            arguments = ["resume", str(directory), *args]
+        else:
+            recipe = directory.with_suffix(".toml")
+            recipe.write_text(config.to_toml())
+            arguments = ["run", str(recipe), "--dir", str(directory), *args]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ratchet.cli", *arguments],
             stdout=subprocess.PIPE,

@@ -74,6 +74,12 @@ class Viewer:
         self._logs = LogDirectory(RunDirectory(root).logs)
         self._stop = threading.Event()
 
+    def skip(self) -> None:
+        """Show nothing of what is there already."""
+        self._metrics.new()
+        for _ in self._logs.present():
+            pass
+
     def follow(self) -> None:
         """Show the run until `stop`."""
         try:

@@ -91,8 +91,12 @@ async def run_in_process(
     log: Log,
     stop: asyncio.Event,
     kill: asyncio.Event,
+    start_step: int | None = None,
 ) -> RoleOutcome:
-    """Run until the trainer ends, a role fails for good, or `kill` is set."""
+    """Run until the trainer ends, a role fails for good, or `kill` is set.
+
+    The trainer goes on from the checkpoint of `start_step`, or from the newest, if there is one.
+    """
     system = System(
         rng=random.Random(config.seed),  # noqa: S311
         wall_time=time.time,
@@ -103,7 +107,14 @@ async def run_in_process(
 
     def start(role: RoleInfo) -> LocalRef:
         return start_role(
-            system, role, config=config, run=run, run_id=run_id, task=task, in_process=True
+            system,
+            role,
+            config=config,
+            run=run,
+            run_id=run_id,
+            task=task,
+            in_process=True,
+            start_step=start_step,
         )
 
     children = [

@@ -33,6 +33,7 @@ from ratchet.runtime.local import run_in_process
 from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.prepare import check_run, with_fingerprint
 from ratchet.runtime.processes import LocalSupervisor
+from ratchet.runtime.resume import Resume, Resumption, find_config, resume_run
 from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import create_run_directory
@@ -57,6 +58,7 @@ class Run:
             top level of a module or script (whose own work is under `if __name__ == "__main__"`).
         overrides: "section.key=value", as on the command line.
         in_process: run everything in this process.
+        resume: go on with the run in the directory, which has ended; see also `Run.resume`.
         roles: the kinds of roles to start, all by default. Without the trainer, say, a training
             loop of your own joins the rest (`ratchet.join`), and its end, or `stop`, is the run's.
 
@@ -73,6 +75,7 @@ class Run:
         overrides: Sequence[str] = (),
         in_process: bool = False,
         roles: Collection[RoleKind] | None = None,
+        resume: Resume | None = None,
     ) -> None:
         self.config = _resolve(config, overrides)
         self._roles = chosen_roles(self.config, roles, in_process=in_process)
@@ -87,10 +90,15 @@ class Run:
             )
             raise ConfigError(msg)
         root = Path(directory) if directory is not None else Path("runs") / self.config.name
-        self.run_id = uuid.uuid4().hex
         self._task = check_run(self.config)
         self.config = with_fingerprint(self.config, self._task)
-        self.directory = create_run_directory(root.resolve(), self.config)
+        self._resumed: Resumption | None = None
+        if resume is None:
+            self.run_id = uuid.uuid4().hex
+            self.directory = create_run_directory(root.resolve(), self.config)
+        else:
+            self._resumed = resume_run(root.resolve(), self.config, resume.step)
+            self.directory, self.run_id = self._resumed.run, self._resumed.run_id
         self._outcome: RoleOutcome | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -99,6 +107,30 @@ class Run:
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="ratchet-run", daemon=True)
+
+    @classmethod
+    def resume(
+        cls,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        overrides: Sequence[str] = (),
+        **options: Any,
+    ) -> Self:
+        """Return a run that goes on where the one in a directory has ended, however it did.
+
+        Args:
+            directory: of the run; its `config.toml` is the configuration.
+            step: of the checkpoint to go on from; by default the newest.
+            overrides: "section.key=value"; not of the model, the task, the seed or the group size.
+            options: `reward`, `in_process` and `roles`, as for a new run.
+
+        Raises:
+            UserError: if the run cannot go on like that; nothing was changed.
+        """
+        root = Path(directory)
+        config = find_config(root)
+        return cls(config, directory=root, overrides=overrides, resume=Resume(step), **options)
 
     # --- as an object
 
@@ -169,6 +201,8 @@ class Run:
         log = configure_logging(
             self.directory.logs / "launcher-0.jsonl", role="launcher", run=self.run_id
         )
+        if self._resumed is not None:
+            self._tell_resumption(self._resumed, log)
         if self._in_process:
             self._outcome = await run_in_process(
                 self.config,
@@ -178,6 +212,7 @@ class Run:
                 log=log,
                 stop=self._stop,
                 kill=self._kill,
+                start_step=self._start_step,
             )
         else:
             self._outcome = await self._run_processes(log)
@@ -241,6 +276,7 @@ class Run:
             config=self.config.to_toml(),
             token_file=Path(token_file).resolve(),
             ranks=_ranks(self.config),
+            start_step=self._start_step,
         )
 
     async def _end_on_stop(self, placement: Placement, log: Log) -> None:
@@ -258,6 +294,16 @@ class Run:
 
     def _visit(self, placement: Placement, log: Log) -> AbstractAsyncContextManager[Visit]:
         return visit(placement.registry, key=placement.key, log=log, run_id=self.run_id)
+
+    @property
+    def _start_step(self) -> int | None:
+        return None if self._resumed is None else self._resumed.step
+
+    @staticmethod
+    def _tell_resumption(resumed: Resumption, log: Log) -> None:
+        log.info("run_resumed", step=resumed.step)
+        for field, now, before in resumed.changes:
+            log.warning("config_changed", field=field, now=now, before=before)
 
     def _scored_task(self) -> Task:
         return self._task if self._reward is None else RewardedTask(self._task, self._reward)

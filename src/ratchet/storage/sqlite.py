@@ -105,6 +105,23 @@ class Database:
             self._lock = None
 
 
+def has_writer(path: Path) -> bool:
+    """Whether a process writes this file now.
+
+    Raises:
+        UserError: if that cannot be found out.
+    """
+    try:
+        os.close(_lock(path))
+    except HasWriterError:
+        return True
+    return False
+
+
+class HasWriterError(UserError):
+    """The file has a writer, in this process or another."""
+
+
 def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
     """Open a file read-only, whether or not it has a writer.
 
@@ -244,5 +261,5 @@ def _lock(path: Path) -> int:
             f"{path} is being written by another process; one run directory has one run: stop the"
             " other one, or use another directory"
         )
-        raise UserError(msg) from None
+        raise HasWriterError(msg) from None
     return lock
