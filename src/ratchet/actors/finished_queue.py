@@ -27,7 +27,6 @@ class FinishedQueue:
         # not a dict: its head would be searched for past all that was taken from there
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._alike: dict[tuple[PolicyVersion, ...], dict[int, Entry]] = {}
-        self._bytes: dict[int, int] = {}
         self.num_bytes = 0
         """Payload of all of them, as they came in."""
         self.largest_bytes = 0
@@ -49,12 +48,11 @@ class FinishedQueue:
 
     def put(self, entry: Entry, group: RolloutGroup) -> None:
         """Append an entry, which holds this group."""
-        num_bytes = payload_bytes(group)
+        entry.num_bytes = payload_bytes(group)
         self._entries[entry.group_id] = entry
         self._alike.setdefault(entry.versions, {})[entry.group_id] = entry
-        self._bytes[entry.group_id] = num_bytes
-        self.num_bytes += num_bytes
-        self.largest_bytes = max(self.largest_bytes, num_bytes)
+        self.num_bytes += entry.num_bytes
+        self.largest_bytes = max(self.largest_bytes, entry.num_bytes)
 
     def take(self, group_id: int) -> Entry:
         """Remove an entry, from wherever it stands.
@@ -67,7 +65,7 @@ class FinishedQueue:
         del alike[group_id]
         if not alike:
             del self._alike[entry.versions]
-        self.num_bytes -= self._bytes.pop(group_id)
+        self.num_bytes -= entry.num_bytes
         return entry
 
     def sets_of_versions(self) -> list[tuple[PolicyVersion, ...]]:

@@ -40,6 +40,8 @@ class Entry:
     lease_end: float = 0.0
     group: RolloutGroup | None = None
     versions: tuple[PolicyVersion, ...] = ()
+    num_bytes: int = 0
+    """of the group's arrays, as they came in"""
     staleness: int = 0
     """of the oldest token that is trained, when it was last judged"""
     masked: str = ""
