@@ -1,6 +1,7 @@
 """The weights of an engine's model, by name: what a load writes and a verification reads.
 
-Consumes and produces tensors; runs on the engine's thread and waits for nothing.
+Consumes a model directory and tensors, produces tensors; runs on the engine's thread and waits for
+nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ratchet.backends.models import weight_specs
+from ratchet.backends.lora import adapter_weights, add_adapter
+from ratchet.backends.models import load_model, named_weights, weight_specs
 from ratchet.errors import WeightsMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from ratchet.config import LoraConfig
 
 
 class EngineWeights:
@@ -66,3 +73,20 @@ class EngineWeights:
             msg = f"the engine's model has no weight named {name!r}"
             raise WeightsMismatch(msg)
         return weight
+
+
+def open_model(
+    path: Path, dtype: str, lora: LoraConfig | None, device: str
+) -> tuple[PreTrainedModel, EngineWeights]:
+    """Load a model onto a device; with an adapter, that alone is what travels.
+
+    Raises:
+        ConfigError: if the directory cannot be used.
+    """
+    model = load_model(path, dtype)
+    if lora is None:
+        model = model.to(device)
+        return model, EngineWeights(named_weights(model))
+    digest = add_adapter(model, lora, seed=0)  # every load replaces the adapter
+    model = model.to(device)
+    return model, EngineWeights(adapter_weights(model, digest))

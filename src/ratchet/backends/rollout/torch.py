@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ratchet.backends.lora import adapter_weights, add_adapter
-from ratchet.backends.models import (
-    encode_prompt,
-    eos_token_ids,
-    load_model,
-    load_tokenizer,
-    named_weights,
-)
+from ratchet.backends.models import encode_prompt, eos_token_ids, load_tokenizer
 from ratchet.backends.rollout._batch import Batch, Outcome
 from ratchet.backends.rollout._replies import encode_reply
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout._selfcheck import check_generation
 from ratchet.backends.rollout._thread import StepThread, settle
-from ratchet.backends.rollout._weights import EngineWeights
+from ratchet.backends.rollout._weights import EngineWeights, open_model
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
 from ratchet.errors import GenerationFailed
 
@@ -265,7 +258,7 @@ class TorchEngine:
     def _load(self) -> None:
         torch.set_num_threads(self._threads)
         tokenizer = load_tokenizer(self._model_dir)
-        model, weights = self._load_model()
+        model, weights = open_model(self._model_dir, self._dtype, self._lora, self._device)
         check_generation(model, str(self._model_dir))
         end_ids = eos_token_ids(model, tokenizer)
         self._parts = _Parts(
@@ -277,15 +270,6 @@ class TorchEngine:
             vocabulary=model.get_input_embeddings().num_embeddings,
             context=getattr(model.config, "max_position_embeddings", None),
         )
-
-    def _load_model(self) -> tuple[PreTrainedModel, EngineWeights]:
-        model = load_model(self._model_dir, self._dtype)
-        if self._lora is None:
-            model = model.to(self._device)
-            return model, EngineWeights(named_weights(model))
-        digest = add_adapter(model, self._lora, seed=0)  # every load replaces the adapter
-        model = model.to(self._device)
-        return model, EngineWeights(adapter_weights(model, digest))
 
     def _pause(self, mode: PauseMode) -> None:
         if self._paused_at is None:
