@@ -86,7 +86,7 @@ class Inbox:
         """Return the next bucket."""
         item = await self._next()
         if isinstance(item, bytes):
-            msg = "the trainer came before the last bucket"
+            msg = "the trailer came before the last bucket"
             raise TransferFailed(msg)
         return item
 
