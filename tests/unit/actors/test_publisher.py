@@ -396,6 +396,36 @@ def test_catching_up_may_fail_again_and_holds_nothing_then() -> None:
     scenario(body)
 
 
+class Pinned:
+    """Pins one engine, and hears which versions go live."""
+
+    def __init__(self, engine: RoleInfo) -> None:
+        self.engine: RoleInfo | None = engine
+        self.heard: list[tuple[int, tuple[str, ...]]] = []
+
+    def pinned(self, engine: RoleInfo) -> bool:
+        return engine == self.engine
+
+    def live(self, version: int, holders: Sequence[RoleInfo]) -> None:
+        self.heard.append((version, tuple(engine.name for engine in holders)))
+
+
+def test_a_pinned_engine_is_offered_nothing_until_it_is_so_no_more() -> None:
+    async def body(world: World) -> None:
+        await world.publish(0)
+        world.publisher.pins = pins = Pinned(E0)
+        assert (await world.publish(1)).loaded == ("rollout-1",)
+        assert await world.publisher.catch_up(E0) == Published(1)
+        assert world.of("catch up") == []
+        pins.engine = None
+        caught_up = await world.publisher.catch_up(E0)
+        assert caught_up is not None
+        assert caught_up.loaded == ("rollout-0",)
+        assert pins.heard == [(1, ("rollout-1",))]
+
+    scenario(body)
+
+
 def test_nothing_live_means_nothing_to_catch_up_with() -> None:
     async def body(world: World) -> None:
         world.rollouts = ()

@@ -966,6 +966,21 @@ def test_the_only_engine_is_lent_and_no_version_is_lost_for_good() -> None:
     scenario(body, trainer=LONG | {"num_steps": 3}, eval=BESIDE)
 
 
+def test_the_end_of_training_waits_for_the_evaluation_and_burns_no_numbers_meanwhile() -> None:
+    async def body(world: World) -> None:
+        held = Held(world, "rollout-0")
+        await world.answer(1, 0)
+        await world.answer(2, 1)
+        await asyncio.sleep(50.0)
+        assert [e[1:] for e in world.of("burn")] == [(2,)]
+        held.go.set()
+        await world.end()
+        assert [e["version"] for e in world.evaluations] == [0, 1, 3]
+        assert world.summaries[0]["eval_after"]["version"] == 3
+
+    scenario(body, trainer=LONG | {"num_steps": 2}, eval=BESIDE)
+
+
 def test_an_engine_that_never_answers_costs_its_prompts_and_is_given_up_in_time() -> None:
     async def body(world: World) -> None:
         Held(world, "rollout-0")
