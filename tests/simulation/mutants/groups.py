@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from tests.simulation.faults import RepeatRequests
+from tests.simulation.faults import RepeatRequests, Sabotage
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
 
+from ratchet.actors import judging
 from ratchet.actors.admission import OpenGroups
 from ratchet.actors.batch_requests import BatchRequests
 from ratchet.actors.buffer import BufferActor
@@ -66,12 +67,35 @@ def late_finish_accepted() -> Patches:
     return [(GroupTable, "claimed", claimed)]
 
 
-@mutant("hard prompts are recycled for ever (miles#2030)", seed=8)
+@mutant("hard prompts are recycled for ever (miles#2030)", seed=3)
 def retried_for_ever() -> Patches:
-    def at_failure(self: Any, entry: Any, reason: str, detail: str) -> Verdict:
+    def unused(self: Any, entry: Any, reason: str, **_: Any) -> Verdict:
         return Verdict("retry", reason)
 
-    return [(Verdicts, "at_failure", at_failure)]
+    return [(Verdicts, "_unused", unused)]
+
+
+@mutant(
+    "what a filter rejects goes to the handler",
+    world=ordinary(buffer={"filters": ["zero_spread"], "unused": "retry"}),
+)
+def filtered_retried() -> Patches:
+    judge = Verdicts.at_finish
+
+    def at_finish(self: Any, entry: Any) -> Verdict:
+        verdict = judge(self, entry)
+        rejected = verdict.reason.startswith("filter:") and entry.retries == 0
+        return Verdict("retry", verdict.reason) if rejected else verdict
+
+    return [(Verdicts, "at_finish", at_finish)]
+
+
+@mutant(
+    "the reward of an aborted rollout is trained",
+    world=ordinary(Sabotage(0.0, "abort", share=0.4, for_s=1e4), buffer={"unused": "mask"}),
+)
+def aborted_trained() -> Patches:
+    return [(judging, "mask_aborted", lambda group: group)]
 
 
 @mutant("capacity does not count the groups in flight", seed=3)
