@@ -17,6 +17,7 @@ from tests.helpers.config import small_config
 from tests.simulation import faults as f
 from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
+from tests.simulation.batch_marks import draw_batch_filter
 from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
 from tests.simulation.verdict_draws import draw_verdicts
@@ -89,6 +90,8 @@ class Plan:
         bad = sum(fault.num_steps for fault in self.faults if isinstance(fault, f.NonFinite))
         if bad >= self.config.trainer.max_bad_steps:
             texts.append("steps in a row were not finite")
+        if self.config.buffer.batch_filter is not None:
+            texts += ["steps in a row had no token to train", *(["were not finite"] if bad else [])]
         least = self.config.buffer.min_tokens
         if least is not None and least > self.config.rollout.max_tokens:
             texts.append("waited 50.0 s")
@@ -165,6 +168,7 @@ def _config(rng: random.Random, delays: Delays, links: Links, seed: int) -> Conf
     buffer |= draw_verdicts(seed, max_tokens, hopeless=hopeless)
     if no_spread and not hopeless:
         buffer["filters"] = ["zero_spread", *buffer["filters"]]
+    buffer |= draw_batch_filter(seed)
     buffer |= draw_admission(seed, buffer["batch_groups"], group_size)
     rollout: dict[str, Any] = {
         "num_workers": rng.choice([1, 1, 2, 2, 3, 5]),

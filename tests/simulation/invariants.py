@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.simulation import evaluation_checks, supervision
+from tests.simulation import batch_marks, evaluation_checks, supervision
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
@@ -291,6 +291,7 @@ class Watch:
             self._stamps,
             self._publications,
             self._evaluations,
+            self._marks,
             self._nobody_is_paused,
         ):
             try:
@@ -479,6 +480,11 @@ class Watch:
         """A result is of one version."""
         for problem in evaluation_checks.check(self._world):
             self._expect(False, "I4", problem)
+
+    def _marks(self) -> None:
+        """What the batch filter has marked is not trained."""
+        for problem in batch_marks.check(self._world):
+            self._expect(False, "I2", problem)
 
     def _nobody_is_paused(self) -> None:
         for worker in self._world.workers.values():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tests.simulation.batch_marks import Marks
 from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
@@ -83,11 +84,18 @@ class RecordingBackend(FakeBackend):
         self.applied: list[tuple[int, int]] = []
         self.trained_versions: dict[tuple[int, int], set[int]] = {}
         """of the tokens of each that the loss mask left"""
+        self.trained_rollouts: dict[tuple[int, int], tuple[bool, ...]] = {}
+        """of each rollout of each, whether a token was trained"""
         self._given: dict[tuple[int, int], set[int]] = {}
+        self._rollouts: dict[tuple[int, int], tuple[bool, ...]] = {}
 
     async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
         given = {(group.group_id, group.attempt): _trained_versions(group) for group in groups}
         self._given = {key: versions for key, versions in given.items() if versions}
+        self._rollouts = {
+            (g.group_id, g.attempt): tuple(r.num_trained_tokens > 0 for r in g.rollouts)
+            for g in groups
+        }
         return await super().forward_backward(groups)
 
     async def optimizer_step(self) -> StepReport:
@@ -95,6 +103,7 @@ class RecordingBackend(FakeBackend):
         if report.applied:
             self.applied += self._given
             self.trained_versions |= self._given
+            self.trained_rollouts |= self._rollouts
         return report
 
 
@@ -440,6 +449,7 @@ class World:
                     snapshot.weights if snapshot else read,
                 ),
                 snapshot=snapshot,
+                batch_filter=Marks() if self.config.buffer.batch_filter else None,
                 output=output,
                 warm_start_prompts=[],
             ),

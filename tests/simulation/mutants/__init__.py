@@ -11,6 +11,7 @@ from tests.simulation.mutants import (  # noqa: F401 - each registers its own
     disk,
     generation,
     groups,
+    masks,
     session,
     supervisor,
     versions,
