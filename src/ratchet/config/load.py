@@ -1,0 +1,121 @@
+"""From a TOML file, overrides or plain data to a `Config`, or an error that names each field.
+
+Waits for the disk only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ratchet.config.run import Config
+from ratchet.errors import ConfigError
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and validate a TOML file; the name defaults to the file's stem.
+
+    Args:
+        path: the file.
+        overrides: "section.key=value", where the value is TOML, or a bare string.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, or breaks a rule; the text names each
+        field.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"cannot read the configuration {path}: {error.strerror}"
+        raise ConfigError(msg) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path} is not valid TOML: {error}"
+        raise ConfigError(msg) from None
+    data.setdefault("name", path.stem)
+    for override in overrides:
+        _apply(data, override)
+    return parse_config(data, source=str(path))
+
+
+def parse_config(data: Mapping[str, Any], source: str = "configuration") -> Config:
+    """Validate plain data.
+
+    Raises:
+        ConfigError: with one line per problem.
+    """
+    try:
+        return Config.model_validate_json(_json(data, source))
+    except ValidationError as error:
+        lines = [_explain(details) for details in error.errors(include_url=False)]
+        msg = f"{source}: " + ("; ".join(lines) if len(lines) == 1 else "\n  " + "\n  ".join(lines))
+        raise ConfigError(msg) from None
+
+
+def _json(data: Mapping[str, Any], source: str) -> bytes:
+    # JSON mode of pydantic is strict about types and still takes an array for a tuple
+    import msgspec
+
+    try:
+        return msgspec.json.encode(data)
+    except TypeError as error:
+        msg = f"{source}: {error}"
+        raise ConfigError(msg) from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        msg = f"--set {override!r} is not of the form section.key=value"
+        raise ConfigError(msg)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    node = data
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            msg = f"--set {override!r}: {part} is a value, not a section"
+            raise ConfigError(msg)
+        node = child
+    node[parts[-1]] = value
+
+
+def _explain(details: Mapping[str, Any]) -> str:
+    location = [str(part) for part in details["loc"]]
+    field = ".".join(location)
+    if details["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"unknown key {field!r}; {hint}"
+    if details["type"] == "missing":
+        return f"{field} is missing"
+    text = str(details["msg"]).removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        return f"{field}: {text}" if field else text
+    return f"{field} = {details['input']!r}: {text}"
+
+
+def _known_keys(location: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in location:
+        if part.isdigit():  # the n-th of an array of tables
+            continue
+        annotation = model.model_fields[part].annotation
+        choices = get_args(annotation) or (annotation,)  # a section may be optional
+        section = next((each for each in choices if _is_section(each)), None)
+        if section is None:
+            return []
+        model = section
+    return sorted(model.model_fields)
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
