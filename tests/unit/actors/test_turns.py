@@ -259,6 +259,19 @@ def test_it_says_when_the_engine_is_done_with_a_trajectory() -> None:
     run_virtual(main())
 
 
+def test_it_says_nothing_of_trajectories_that_are_taken_out() -> None:
+    async def main() -> None:
+        generator, _ = await make(Environment(), delay_s=lambda *_: 3.0)
+        ended: list[None] = []
+        task = asyncio.create_task(generator.run_group(assignment(), lambda: ended.append(None)))
+        await asyncio.sleep(1.0)
+        task.cancel()  # as a worker that ends does: nobody reads its inbox any more
+        await asyncio.wait([task])
+        assert ended == []
+
+    run_virtual(main())
+
+
 def test_an_evaluation_has_turns_as_well() -> None:
     async def main() -> None:
         environment = Environment()
