@@ -245,9 +245,8 @@ class TrainerActor(RoleActor[_Inbox]):
         start = self._start
         await self._optimisation.begin(start, self._warm_start_prompts)
         await self._registered.wait()
-        acquired: TermAcquired = await self.ask(
-            self.registry, AcquireTerm(self.name, self.role.incarnation)
-        )
+        request = AcquireTerm(self.name, self.role.incarnation)
+        acquired: TermAcquired = await self.ask(self.registry, request)
         base = None
         if start is not None:
             base, self._requests.done = start.version, start.done
@@ -278,11 +277,8 @@ class TrainerActor(RoleActor[_Inbox]):
     async def _next_batch(self) -> BatchReady | None:
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
         what = f"the batch of step {self._step + 1}"
-        return await self.wait_for(
-            self._requests.next(), on=BUFFER, what=what, within_s=self._patience_s
-        )
-
-    # --- helpers
+        batch = self._requests.next()
+        return await self.wait_for(batch, on=BUFFER, what=what, within_s=self._patience_s)
 
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":
