@@ -17,9 +17,9 @@ what a sync costs where the machine has other work as well. Memory: peak residen
 first sync, above what it was before, of the trainer and of the engine that took most; shared memory
 counts at both.
 
-Measured before large tensors were sent in place, with 5 to 12 rounds, at niceness -10, on two AMD EPYC cores that other processes used too
-(load 2 to 5), some of them at the same niceness, so that this had little more than one core. A
-range is of several runs, a number of one:
+Measured before large tensors were sent in place, with 5 to 12 rounds, at niceness -10, on two AMD
+EPYC cores that other processes used too (load 2 to 5), some of them at the same niceness, so that
+this had little more than one core. A range is of several runs, a number of one:
 
                                whole, share of floor   paused   CPU s (floor)   memory MiB
                                 median       best
@@ -43,8 +43,8 @@ Buckets of other sizes, 1 receiver, adopted, share of the floor by the median an
     p2p           80 %, 0.43    71 %, 0.35    82 %, 0.35    75 %, 0.32    72 %, 0.28
     shared        25 %, 0.26    37 %, 0.18    48 %, 0.18    38 %, 0.16    35 %, 0.15
 
-Measured with large tensors sent in place, and before, alternating, 6 rounds each, 1 receiver, 64 MiB,
-the same machine at a load of 8:
+Measured with large tensors sent in place, and before, one after the other, 6 rounds each, with
+1 receiver and 64 MiB, on the same machine at a load of 8:
 
                             share of floor, median   best          CPU s (floor)
                             before      now          before  now   before       now
