@@ -94,8 +94,7 @@ class GroupRow(msgspec.Struct, frozen=True, rename={"group_id": "group", "prompt
     attempt: int
     """from 0; one more each time that it is issued again"""
     retries: int
-    """attempts that the unused handler gave up, of its budget; the other ones ended with a worker
-    or a trainer
+    """attempts that the unused handler gave up, of its budget; the other ones ended with a process
     """
     state: GroupState
     reason: str | None
