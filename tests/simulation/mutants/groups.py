@@ -103,7 +103,7 @@ def capacity_of_the_queue_only() -> Patches:
     return [(OpenGroups, "num", property(lambda self: self.num_queued))]
 
 
-@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=3)
+@mutant("surplus finished groups are dropped without a word (slime#2238)", seed=23)
 def surplus_dropped() -> Patches:
     batch = GroupTable.batch
 

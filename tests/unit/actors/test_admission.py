@@ -46,6 +46,7 @@ def test_bytes_always_let_one_batch_in_and_no_more_before_a_size_is_known() -> N
     assert caps.room(OpenGroups(1, 1, 10**6, 10**6)) == 0
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_bytes_exceed_the_cap_by_no_more_than_what_the_docstring_says(data: st.DataObject) -> None:
     batch, limit = 2, 1000
@@ -165,7 +166,7 @@ class Run:
             self.is_out = True
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(), st.integers(1, 4), st.integers(0, 3), st.integers(1, 4))
 def test_nothing_is_ever_too_old_in_bounded_mode(
     seed: int, batch: int, bound: int, num_workers: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.samples import group_of, sample
 
@@ -27,6 +27,7 @@ def put(queue: FinishedQueue, made: Entry) -> None:
     queue.put(made, made.group)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), st.booleans()), max_size=80))
 def test_it_is_a_list_that_finds_what_is_alike(events: list[tuple[int, int, bool]]) -> None:
     queue, model = FinishedQueue(), list[Entry]()
