@@ -146,9 +146,8 @@ class Generator(NamedTuple):
             async with asyncio.TaskGroup() as group:
                 for trajectory in trajectories:
                     task = group.create_task(self._play(prompt, trajectory, temperature))
-                    if (
-                        sample_ended is not None
-                    ):  # of those that are taken out, the group's end tells
+                    if sample_ended is not None:
+                        # for what is taken out the end of the group speaks
                         task.add_done_callback(lambda done: done.cancelled() or sample_ended())
         except* (GenerationFailed, RewardFailed, TaskError) as failures:
             raise failures.exceptions[0] from None
