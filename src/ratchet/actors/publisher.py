@@ -17,10 +17,11 @@ those that the newer version is offered to, and is offered it again if that fail
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, TypeVar
 
+from ratchet.actors.pins import NoPins, Pins
 from ratchet.actors.right_of_way import RightOfWay
 from ratchet.actors.role import REGISTRY
 from ratchet.actors.step_metrics import sync_metrics
@@ -48,30 +49,6 @@ class WeightSnapshot(Protocol):
     def reading(self, version: PolicyVersion) -> AbstractContextManager[None]:
         """Give the sender this version, the newest taken, as long as the context lasts."""
         ...
-
-
-class Pins(Protocol):
-    """Who keeps engines to the version that they hold."""
-
-    def pinned(self, engine: RoleInfo) -> bool:
-        """Whether the engine is not to be offered another version now."""
-        ...
-
-    def live(self, version: PolicyVersion, holders: Sequence[RoleInfo]) -> None:
-        """Hear that a version is live, before any engine is offered another one."""
-        ...
-
-
-class NoPins:
-    """Implements `Pins`: every engine takes every version."""
-
-    def pinned(self, engine: RoleInfo) -> bool:
-        """Return False."""
-        del engine
-        return False
-
-    def live(self, version: PolicyVersion, holders: Sequence[RoleInfo]) -> None:
-        """Do nothing."""
 
 
 class Published(NamedTuple):
