@@ -387,14 +387,17 @@ class Watch:
         twice = [key for key, count in keys.items() if count > 1]
         self._expect(not twice, "I3", f"issued twice in an epoch: {twice}")
         for row in rows:
-            events = [event.event for event in ledger.events(row.group_id)]
-            self._expect(events.count("trained") <= 1, "I3", f"{row.group_id}: {events}")
+            life = ledger.events(row.group_id)
+            events = [_LOST if e.detail == _LOST else e.event for e in life]
+            trained = events.count("trained") - events.count(_LOST)
+            self._expect(trained <= 1, "I3", f"{row.group_id}: {events}")
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
         budget = self._plan.config.buffer
         retries = 0 if budget.unused in {"drop", "mask"} else budget.max_retries
         taken_over = any("TakeOver" in fault.kind for fault in self._plan.faults)
         for row in rows:
-            again = (row.retries, row.attempt - row.retries)
+            lost = [e for e in ledger.events(row.group_id) if e.detail == _LOST]
+            again = (row.retries, row.attempt - row.retries - len(lost))
             within = again[0] <= retries and again[1] <= budget.max_reissues
             self._expect(within, "I3", f"{row.group_id}: (retries, reissues) {again}")
             events = [(event.event, event.detail) for event in ledger.events(row.group_id)]
@@ -515,6 +518,8 @@ def _distance(records: dict[int, VersionRecord], token: int, trainer: int) -> in
     return records[token].step + records[trainer].step - 2 * records[meet].step
 
 
+_LOST = "step_lost"
+"""the weights that were trained on it are gone, and a new trainer was not"""
 _NEXT = {
     "issued": {"claimed"},
     "claimed": {"finished", "retried", "dropped"},
@@ -522,7 +527,8 @@ _NEXT = {
     "masked": {"masked", "batched", "retried", "dropped"},
     "batched": {"trained", "retried", "dropped"},
     "retried": {"claimed"},
-    "trained": set(),
+    "trained": {_LOST},
+    _LOST: {"claimed"},
     "dropped": set(),
 }
 
