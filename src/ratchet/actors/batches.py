@@ -15,6 +15,7 @@ from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
+from ratchet.actors.recovery import Recovery
 from ratchet.config import BufferConfig
 from ratchet.messages import BatchReady, RequestBatch, StepTrained
 from ratchet.observability.logs import Log
@@ -49,6 +50,7 @@ class Batches:
         self._counts = counts
         self._policy = policy
         self._log = log
+        self._recovery = Recovery(table, lineage, log)
 
     @property
     def unknown(self) -> tuple[PolicyVersion, ...]:
@@ -85,6 +87,7 @@ class Batches:
         request = self.request
         if request is None or self.unknown:
             return None
+        self._recovery.settle(request)
         position = Position(request.version, request.step)
         if self._table.num_queued >= self._size:
             self._judging.purge(position)
