@@ -135,7 +135,8 @@ def _builtin(name: FilterName, config: BufferConfig) -> Filter:
 
 
 def _lengths(group: RolloutGroup) -> list[int]:
-    return [len(rollout.completion_ids) for rollout in group.rollouts if _is_whole([rollout])]
+    """Return the tokens that the policy made of each rollout: an environment's are not its."""
+    return [r.loss_mask.data.count(1) for r in group.rollouts if _is_whole([r])]
 
 
 def _own(reference: str) -> Filter:

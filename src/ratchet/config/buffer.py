@@ -36,7 +36,7 @@ class BufferConfig(Section):
     filters: tuple[str, ...] = ()
     """Finished groups that one of these rejects are dropped; the first to reject is the reason.
     "zero_spread": all rewards are equal, so there is no gradient. "too_short", "too_long": a
-    rollout has fewer completion tokens than `min_tokens`, more than `max_tokens`. "truncated": a
+    rollout has fewer sampled tokens than `min_tokens`, more than `max_tokens`. "truncated": a
     rollout was cut off at its length limit. "any_aborted": a rollout was aborted, or failed. Or
     "module:function" (group -> bool, True keeps it).
     """

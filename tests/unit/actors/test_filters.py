@@ -3,13 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from tests.helpers.samples import group_of, sample, trained_tokens, user_code
 
 from ratchet.actors.filters import load_filters, mask_aborted, whole_rewards, why_aborted
 from ratchet.config import BufferConfig, FilterName
 from ratchet.errors import ConfigError, RunFailed
-from ratchet.types import RolloutGroup
+from ratchet.types import Packed, RolloutGroup
 
 MIXED = [sample(0.0), sample(1.0)]
 ABORTED = sample(0.5, finish="abort", length=0)
@@ -56,6 +57,12 @@ def test_one_rollout_is_enough_for_a_length(
     group = group_of(*(sample(length=length) for length in lengths), ABORTED)
     assert keeps("too_short", group, min_tokens=3) is short_kept
     assert keeps("too_long", group, max_tokens=4) is long_kept
+
+
+def test_the_tokens_of_an_environment_do_not_count_as_length() -> None:
+    two_of_four = msgspec.structs.replace(sample(length=4), loss_mask=Packed("uint8", b"\1\0\0\1"))
+    assert not keeps("too_short", group_of(two_of_four), min_tokens=3)
+    assert keeps("too_long", group_of(two_of_four), max_tokens=2)
 
 
 def test_one_rollout_is_enough_for_a_truncation_or_an_abort() -> None:
