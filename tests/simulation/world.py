@@ -63,6 +63,9 @@ class Output:
         self.summaries: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
 
+    def begin(self, step: int) -> None:
+        pass
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         self.lines.append(dict(metrics))
 

@@ -34,6 +34,15 @@ class StartingPoint(NamedTuple):
 class CheckpointStore(Protocol):
     """Where checkpoints are: whole, or not there."""
 
+    async def begin_term(self, term: Term, start: StartingPoint | None, *, is_first: bool) -> None:
+        """Write down where the trainer of a term begins, before it trains; `is_first` if nobody
+        has published anything yet.
+
+        Raises:
+            ConfigError: if what earlier trainers have left is not here.
+        """
+        ...
+
     async def begin(self, version: PolicyVersion) -> Path:
         """Return an empty directory for the files of a checkpoint.
 
@@ -49,6 +58,7 @@ class CheckpointStore(Protocol):
 
         Raises:
             OSError: if it fails; the old ones stay.
+            StaleTerm: if another trainer has taken over; the old ones stay.
         """
         ...
 

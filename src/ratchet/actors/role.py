@@ -27,6 +27,8 @@ BUFFER: Final = "buffer"
 TRAINER: Final = "trainer-0"
 ORDERLY: Final = "stopped"
 """The reason of a `Down` after an orderly stop."""
+LOST: Final = "has lost the registry"
+"""Words of the error of a role that ends for that, and is not to be blamed."""
 
 
 def rollout_name(rank: int) -> str:
@@ -63,7 +65,7 @@ class RoleActor(Actor[M]):
             RunFailed: always, unless the registry has stopped in order.
         """
         if message.reason != ORDERLY:
-            msg = f"{self.name} has lost the registry: {message.reason}"
+            msg = f"{self.name} {LOST}: {message.reason}"
             raise RunFailed(msg)
 
     def learn(self, *roles: RoleInfo) -> None:

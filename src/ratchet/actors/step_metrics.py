@@ -64,6 +64,10 @@ class StepResult(NamedTuple):
 class TrainerOutput(Protocol):
     """Where the trainer writes: the run directory, or a list in a test."""
 
+    def begin(self, step: int) -> None:
+        """Training begins, or goes on, behind this step; what was written past it is lost."""
+        ...
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         """One line of metrics."""
         ...

@@ -36,6 +36,7 @@ from ratchet.actors.restarts import (
 from ratchet.actors.system import Log
 
 ESCALATION_S: Final = 2.0
+GRACE_S: Final = 1.0
 
 
 class Child(Protocol):
@@ -95,7 +96,7 @@ class Supervisor:
         rules: Rules,
         *,
         log: Log,
-        grace_s: float = 1.0,
+        grace_s: float = GRACE_S,
         stops_together: bool = False,
         on_escalation: Callable[[Escalate], Awaitable[None]] | None = None,
     ) -> None:

@@ -39,6 +39,7 @@ from ratchet.actors.transfer import Ends, Transfers
 from ratchet.actors.weight_sync import SyncEngine, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
+from ratchet.errors import StaleTerm
 from ratchet.messages import (
     AcquireTerm,
     BatchReady,
@@ -80,6 +81,7 @@ class TrainerActor(RoleActor[_Inbox]):
     ) -> None:
         super().__init__(system, role)
         self._start = start
+        self._checkpoints = checkpoints
         self._config = config
         self._backend = backend
         self._sender = sender
@@ -162,8 +164,11 @@ class TrainerActor(RoleActor[_Inbox]):
         exception_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the cause where the launcher and the user look first."""
-        self._summarise("failed", str(exception_value))
+        """Leave the cause where the launcher and the user look first; not where another trainer
+        goes on, who writes the summary in the end.
+        """
+        if not isinstance(exception_value, StaleTerm):
+            self._summarise("failed", str(exception_value))
 
     def status(self) -> Mapping[str, Fact]:
         """Where training stands, who holds the weights, and what the next step waits for."""
@@ -247,10 +252,14 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._registered.wait()
         request = AcquireTerm(self.name, self.role.incarnation)
         acquired: TermAcquired = await self.ask(self.registry, request)
-        base = None
+        base, term = None, acquired.term
+        if self._checkpoints is not None:
+            is_first = not acquired.versions
+            await self._checkpoints.begin_term(term, start, is_first=is_first)
+        self._output.begin(self._step)
         if start is not None:
             base, self._requests.done = start.version, start.done
-        self._publisher.begin(acquired.term, acquired.versions, base)
+        self._publisher.begin(term, acquired.versions, base)
         await self._sync.begin(self._step)
 
     async def _take_step(self) -> None:

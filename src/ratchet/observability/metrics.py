@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,25 @@ def read_metrics(path: Path) -> list[Metrics]:
     return [_decode(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
+def cut_metrics(path: Path, step: int) -> None:
+    """Leave the lines up to a step; the others are added to NAME.lost.jsonl first.
+
+    The file is replaced by another, so that whoever still appends to it spoils nothing.
+
+    Raises:
+        UserError: if a finished line is not a JSON object.
+    """
+    steps = [line["step"] for line in read_metrics(path)]
+    if all(each <= step for each in steps):
+        return
+    lines = list(zip(steps, path.read_bytes().split(b"\n"), strict=False))
+    with path.with_name(f"{path.stem}.lost.jsonl").open("ab") as file:
+        file.writelines(line + b"\n" for each, line in lines if each > step)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(line + b"\n" for each, line in lines if each <= step))
+    temporary.rename(path)
+
+
 def follow_metrics(
     path: Path, *, until: Callable[[], bool], poll_s: float = POLL_S
 ) -> Iterator[Metrics]:
@@ -89,12 +109,17 @@ def follow_metrics(
 
 
 class MetricsReader:
-    """Reads a growing file piece by piece, for whoever has a loop of its own."""
+    """Reads a growing file piece by piece, for whoever has a loop of its own.
+
+    Where a file was replaced by one with fewer lines (`cut_metrics`), new lines are those behind
+    the ones that both begin with.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file: int | None = None
         self._offset = 0
-        self._number = 0
+        self._seen: list[int] = []  # a hash of each line
 
     def new(self) -> list[Metrics]:
         """Return the lines finished since the last call.
@@ -105,14 +130,27 @@ class MetricsReader:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            number = os.fstat(file.fileno()).st_ino
+            was_replaced = self._file not in {None, number}
+            self._file = number
+            file.seek(0 if was_replaced else self._offset)
             lines = file.read().split(b"\n")[:-1]
+        if was_replaced:
+            lines = self._go_back(lines)
         found = []
         for line in lines:
             self._offset += len(line) + 1
-            self._number += 1
-            found.append(_decode(self._path, self._number, line))
+            self._seen.append(hash(line))
+            found.append(_decode(self._path, len(self._seen), line))
         return found
+
+    def _go_back(self, lines: list[bytes]) -> list[bytes]:
+        """Go to the end of what was read before; return the lines behind it."""
+        pairs = zip(lines, self._seen, strict=False)
+        num_known = sum(1 for _ in takewhile(lambda pair: hash(pair[0]) == pair[1], pairs))
+        self._offset = sum(len(line) + 1 for line in lines[:num_known])
+        del self._seen[num_known:]
+        return lines[num_known:]
 
 
 def _decode(path: Path, number: int, line: bytes) -> Metrics:

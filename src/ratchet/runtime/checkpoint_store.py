@@ -11,9 +11,11 @@ from pathlib import Path
 
 from ratchet.actors.checkpointing import StartingPoint
 from ratchet.config import Config
+from ratchet.errors import ConfigError
 from ratchet.messages import StepTrained
 from ratchet.observability.rundir import RunDirectory
 from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.starts import Start
 from ratchet.types import PolicyVersion, Term
 
 
@@ -21,6 +23,7 @@ class RunCheckpoints:
     """Implements `CheckpointStore`."""
 
     def __init__(self, run: RunDirectory, run_id: str, config: Config) -> None:
+        self._run = run
         self._checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
         self._run_id = run_id
         self._data = config.task.fingerprint or ""
@@ -36,6 +39,30 @@ class RunCheckpoints:
         found = self._checkpoints.find(step)
         facts = found.facts
         return StartingPoint(found.path, facts.version, facts.step, facts.done)
+
+    async def begin_term(self, term: Term, start: StartingPoint | None, *, is_first: bool) -> None:
+        """Write down where the trainer of a term begins; from here on older ones are fenced.
+
+        Raises:
+            ConfigError: if other trainers of the run have had their files elsewhere.
+            OSError: if it cannot be written, or the checkpoint has just been removed, by a trainer
+                that has lived on; there is a newer one then.
+        """
+        await asyncio.to_thread(self._begin_term, term, start, is_first)
+
+    def _begin_term(self, term: Term, start: StartingPoint | None, is_first: bool) -> None:
+        if not is_first and not self._checkpoints.starts.newest():
+            msg = (
+                f"the run has been trained already, and {self._run.root} has nothing of that; give"
+                " as --dir the directory of its trainer, on a file system that both nodes share"
+            )
+            raise ConfigError(msg)
+        version, step = (None, 0) if start is None else (start.version, start.step)
+        self._checkpoints.starts.record(Start(term, version, step))
+        if start is not None and not start.directory.exists():
+            self._checkpoints.starts.withdraw(term)
+            msg = f"{start.directory} was removed by another trainer meanwhile"
+            raise FileNotFoundError(msg)
 
     async def begin(self, version: PolicyVersion) -> Path:
         """Return an empty directory for the files of a checkpoint."""

@@ -1,6 +1,7 @@
 """What the trainer writes into the run directory: metrics, summary and model.
 
-Consumes the trainer's numbers; each file has this one writer. Waits for the disk.
+Consumes the trainer's numbers; each file has this one writer, the newest life of the trainer. Waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.observability.metrics import MetricsWriter
 from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.rundir import put_aside
 
 
 class RunOutput:
@@ -20,11 +22,18 @@ class RunOutput:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._metrics = MetricsWriter(run.metrics)
+        self._metrics: MetricsWriter | None = None
         self._evaluations: MetricsWriter | None = None
+
+    def begin(self, step: int) -> None:
+        """Begin to write, with weights of a step; what was written past it is put aside."""
+        put_aside(self._run, step)
+        self._metrics = MetricsWriter(self._run.metrics)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
+        if self._metrics is None:
+            self._metrics = MetricsWriter(self._run.metrics)
         self._metrics.write(metrics)
 
     def evaluation(self, evaluation: Mapping[str, Any]) -> None:

@@ -11,18 +11,14 @@ is renamed, and the old configuration kept beside the new one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from ratchet.config import Config
 from ratchet.errors import ConfigError, UserError
-from ratchet.observability.metrics import read_metrics
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.agreement import differences
-from ratchet.runtime.rundir import recorded_run
+from ratchet.runtime.rundir import free_name, put_aside, recorded_run
 from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.sqlite import has_writer
 
@@ -116,42 +112,10 @@ def _is_fixed(field: str) -> bool:
 
 
 def _put_in_order(run: RunDirectory, config: Config, step: int, *, changed: bool) -> None:
-    for path in (run.metrics, run.evals):
-        if path.exists():
-            _cut(path, step)
-    if run.model.exists():
-        run.model.rename(_free(run.root / f"model-before-{step}"))
-    for leftover in (run.summary, run.links):
-        leftover.unlink(missing_ok=True)
+    put_aside(run, step)
+    run.links.unlink(missing_ok=True)
     if changed:
         temporary = run.config.with_suffix(".tmp")
         temporary.write_text(config.to_toml(), encoding="utf-8")
-        shutil.copyfile(run.config, _free(run.root / f"config-before-{step}.toml"))
+        shutil.copyfile(run.config, free_name(run.root / f"config-before-{step}.toml"))
         temporary.rename(run.config)
-
-
-def _cut(path: Path, step: int) -> None:
-    """Leave the lines up to a step; the others are added to a file of lost ones, first."""
-    lines = read_metrics(path)
-    lost = [line for line in lines if line["step"] > step]
-    if not lost:
-        return
-    with path.with_name(f"{path.stem}.lost.jsonl").open("ab") as file:
-        file.write(_encode(lost))
-    kept = [line for line in lines if line["step"] <= step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(_encode(kept))
-    temporary.rename(path)
-
-
-def _encode(lines: Sequence[object]) -> bytes:
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-
-
-def _free(path: Path) -> Path:
-    """Return the path, or the next of its kind that is free."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free

@@ -28,7 +28,7 @@ import msgspec
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.role import ORDERLY, REGISTRY
 from ratchet.actors.system import System
-from ratchet.errors import ConfigError, TaskError, UserError
+from ratchet.errors import ConfigError, StaleTerm, TaskError, UserError
 from ratchet.messages import Down, Message, RunEnded, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
@@ -62,7 +62,7 @@ class RoleOutcome(msgspec.Struct, frozen=True):
     "stopped": it was told to | "failed" | "user_error" """
     detail: str = ""
     replaced: bool = False
-    """another process has taken the role's name: the run is the other's, and goes on"""
+    """another process has taken the name, or the term: the run is the other's, and goes on"""
 
 
 _TAKEN: Final = "a newer process has taken the name"
@@ -90,6 +90,8 @@ def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
         )
         return RoleOutcome("user_error", detail, replaced=True)
     kind, _, text = reason.partition(": ")
+    if kind == StaleTerm.__name__:
+        return RoleOutcome("user_error", f"{text}; this one ends", replaced=True)
     if kind in _USER_ERRORS:
         return RoleOutcome("user_error", text)
     return RoleOutcome("failed", reason)

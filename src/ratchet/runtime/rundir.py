@@ -17,6 +17,7 @@ import msgspec
 
 from ratchet.config import Config
 from ratchet.errors import ConfigError, UserError
+from ratchet.observability.metrics import cut_metrics
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.agreement import check_same
 from ratchet.runtime.placement import TlsFiles
@@ -119,15 +120,36 @@ def join_run_directory(run: RunDirectory, config: Config, links: Links, *, kind:
             f" {links.run_id}; give another --dir, or remove it"
         )
         raise ConfigError(msg)
-    left = {"buffer": run.ledger, "trainer": run.metrics}.get(kind)
-    if left is not None and left.exists():
+    if kind == "buffer" and run.ledger.exists():
         msg = (
-            f"{left} is of an earlier {kind} of this run, and a new one cannot go on from it;"
+            f"{run.ledger} is of an earlier buffer of this run, and a new one cannot go on from it;"
             " start the run anew, with another --dir"
         )
         raise ConfigError(msg)
     if before is None:
         write_links(run, links)
+
+
+def put_aside(run: RunDirectory, step: int) -> None:
+    """Take away what a trainer has written past a step that training goes on from: nothing is
+    thrown away but the summary.
+
+    Lines of metrics and evaluations go into `*.lost.jsonl`, an exported model gets another name.
+    """
+    for path in (run.metrics, run.evals):
+        cut_metrics(path, step)
+    if run.model.exists():
+        run.model.rename(free_name(run.root / f"model-before-{step}"))
+    run.summary.unlink(missing_ok=True)
+
+
+def free_name(path: Path) -> Path:
+    """Return the path, or the next of its kind that is free."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
 
 
 def _make_whole(run: RunDirectory, config: Config, links: Links | None) -> bool:

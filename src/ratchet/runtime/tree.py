@@ -6,13 +6,16 @@ the supervisor of them all and one outcome. Waits for that supervisor, or to be 
     root: one_for_all, no restarts      until the trainer ends in order; where it is not placed
       registry                          here, until the registry does; without both, until all do
       buffer
-      trainer-0
+      training: as runtime.* says
+        trainer-0                           goes on from its newest checkpoint
       workers: as runtime.* says
         rollout-0, rollout-1 ...
       evaluators: as runtime.* says         when they end too often the run goes on without them
         evaluator-0 ...
 
-Nobody can yet take up the work of a dead registry, buffer or trainer, so each of them ends the run.
+A trainer that dies is started again; one that says itself why training cannot go on (`RunFailed`)
+ends the run, and one that another has replaced ends itself. Nobody can yet take up the work of a
+dead registry or buffer, so each of them ends the run.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.actors.restarts import End, EndKind, Escalate, Rules
-from ratchet.actors.supervisor import Child, Member, Supervisor
+from ratchet.actors.role import LOST
+from ratchet.actors.supervisor import GRACE_S, Child, Member, Supervisor
 from ratchet.config import Config
 from ratchet.observability.logs import Log
 from ratchet.runtime.role import RoleOutcome
@@ -40,6 +44,7 @@ STOP_S: Final[dict[RoleKind, float]] = {
 """Seconds that each may take to stop, before it is killed: one after the other, from the workers
 (side by side) to the registry, all are gone within ten."""
 
+TRAINING: Final = "training"
 WORKERS: Final = "workers"
 EVALUATORS: Final = "evaluators"
 
@@ -87,6 +92,28 @@ def _failure(name: str, outcome: RoleOutcome) -> RoleEnd:
     return RoleEnd(name, kind, reason, outcome=outcome)
 
 
+class _Trainer:
+    """Implements `Child`: a trainer, whose own word that training cannot go on is the last one."""
+
+    def __init__(self, child: Child) -> None:
+        self.name = child.name
+        self.start, self.stop, self.kill = child.start, child.stop, child.kill
+        self._child = child
+
+    async def ended(self) -> End:
+        end = await self._child.ended()
+        if not isinstance(end, RoleEnd) or not _is_last_word(end.outcome):
+            return end
+        await asyncio.sleep(GRACE_S)  # it may be the consequence of an end that is told by then
+        outcome = RoleOutcome("failed", end.reason)
+        return RoleEnd(end.who, "fatal", end.reason, outcome=outcome)
+
+
+def _is_last_word(outcome: RoleOutcome) -> bool:
+    failed = outcome.status == "failed" and outcome.detail.startswith("RunFailed: ")
+    return failed and LOST not in outcome.detail
+
+
 def build_tree(
     children: Sequence[tuple[RoleKind, Child]],
     config: Config,
@@ -98,7 +125,7 @@ def build_tree(
 
     Args:
         children: kind and child of each role.
-        config: its `runtime` holds the rules for rollout workers.
+        config: its `runtime` holds the rules for the trainer and for the workers.
         log: of the launcher.
         on_escalation: told the cause before the roles are stopped; unless it came from the
             registry, or the run goes on with another in the place of a role here.
@@ -109,8 +136,13 @@ def build_tree(
     members = [
         Member(child, significant=leader in {kind, None}, stop_s=STOP_S[kind])
         for kind, child in children
-        if kind not in {"rollout", "evaluator"}
+        if kind in {"registry", "buffer"}
     ]
+    trainers = [child for kind, child in children if kind == "trainer"]
+    if trainers:
+        guided = [_Trainer(child) for child in trainers]
+        training = _workers(TRAINING, guided, config, log, STOP_S["trainer"])
+        members.append(Member(training, significant=True))
     rollouts = [child for kind, child in children if kind == "rollout"]
     if rollouts:
         workers = _workers(WORKERS, rollouts, config, log)
@@ -131,7 +163,13 @@ def build_tree(
     return Supervisor("root", members, rules, log=log, on_escalation=escalated)
 
 
-def _workers(name: str, workers: Sequence[Child], config: Config, log: Log) -> Supervisor:
+def _workers(
+    name: str,
+    workers: Sequence[Child],
+    config: Config,
+    log: Log,
+    stop_s: float = STOP_S["rollout"],
+) -> Supervisor:
     runtime = config.runtime
     rules = Rules(
         runtime.restart_strategy,
@@ -141,7 +179,7 @@ def _workers(name: str, workers: Sequence[Child], config: Config, log: Log) -> S
         backoff_most_s=runtime.backoff_most_s,
         until="all",
     )
-    members = [Member(child, significant=True, stop_s=STOP_S["rollout"]) for child in workers]
+    members = [Member(child, significant=True, stop_s=stop_s) for child in workers]
     return Supervisor(name, members, rules, log=log, stops_together=True)
 
 

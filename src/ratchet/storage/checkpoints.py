@@ -8,6 +8,9 @@ length and SHA-256 of each, then the directory; only then is it renamed, and the
 synced. So what has the right name has everything, also after a power cut. Old ones are removed only
 after the new one is whole, by renaming them first: a checkpoint that is removed half way has no
 right name any more. What a crash leaves under other names is removed by the next `begin`.
+
+Checkpoints of a line that a later trainer has left (`starts.py`) do not count: nobody goes on from
+them, the trainer that is replaced makes no more of them, and they are removed with the old ones.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from typing import Final
 
 import msgspec
 
-from ratchet.errors import UserError
+from ratchet.errors import StaleTerm, UserError
 from ratchet.messages import StepTrained
+from ratchet.storage.starts import Starts, goes_on
 from ratchet.types import PolicyVersion, Term
 
 MANIFEST: Final = "manifest.json"
@@ -118,7 +122,7 @@ class Disk:
 
 
 class Checkpoints:
-    """The checkpoints of one run; there is one writer.
+    """The checkpoints of one run; there is one writer, or a newer one that has replaced it.
 
     Args:
         root: directory of the checkpoints; made by the first `begin`.
@@ -130,6 +134,7 @@ class Checkpoints:
         self._root = root
         self._keep = keep
         self._disk = disk or Disk()
+        self.starts = Starts(root)
 
     def begin(self, version: PolicyVersion) -> Path:
         """Return an empty directory for the files of a checkpoint.
@@ -153,14 +158,28 @@ class Checkpoints:
 
         Raises:
             OSError: if that fails; the others stay as they are.
+            StaleTerm: if a newer trainer has begun; all checkpoints stay as they are.
         """
+        self._check(facts)
         unfinished, path = self._unfinished(facts.version), self._path(facts.version)
         files = self._seal(unfinished, facts)
         self._disk.rename(unfinished, path)
         self._disk.sync(self._root)
-        for old in self.whole()[: -self._keep]:
-            self._remove(old.path)
+        self._check(facts)  # it may have stood still meanwhile: what is old for it is not for all
+        kept = {each.path for each in self.whole()[-self._keep :]}
+        for old in self._there():
+            if old.path not in kept:
+                self._remove(old.path)
         return Checkpoint(path, facts, files)
+
+    def _check(self, facts: CheckpointFacts) -> None:
+        newest = self.starts.newest()
+        if newest > facts.term:
+            msg = (
+                f"the checkpoint of version {facts.version} is of term {facts.term}, and term"
+                f" {newest} has begun: another trainer has taken over"
+            )
+            raise StaleTerm(msg)
 
     def abandon(self, version: PolicyVersion) -> None:
         """Remove what was begun; what cannot be removed now is by the next `begin`."""
@@ -173,11 +192,16 @@ class Checkpoints:
         return self._root / f"{_UNFINISHED}{self._path(version).name}"
 
     def whole(self) -> tuple[Checkpoint, ...]:
-        """Return every checkpoint, by version; their files are not read.
+        """Return every checkpoint of the line that goes on, by version; their files are not read.
 
         Raises:
             UserError: if a manifest cannot be read, or was written by a newer release.
         """
+        starts = self.starts.all()
+        there = self._there()
+        return tuple(c for c in there if goes_on(c.facts.term, c.facts.version, starts))
+
+    def _there(self) -> tuple[Checkpoint, ...]:
         if not self._root.is_dir():
             return ()
         entries = [(match, entry) for entry in self._root.iterdir() if (match := _named(entry))]

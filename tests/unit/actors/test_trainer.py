@@ -207,6 +207,9 @@ class World:
 
     # the output
 
+    def begin(self, step: int) -> None:
+        self.began_at = step
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         self.lines.append(dict(metrics))
 
@@ -770,9 +773,7 @@ def test_a_newer_trainer_ends_this_one() -> None:
         world.fenced = True
         await world.answer(1, 0)
         await world.end()
-        (summary,) = world.summaries
-        assert summary["status"] == "failed"
-        assert summary["reason"] == "term 1 is fenced by term 2: another trainer has taken over"
+        assert world.summaries == []  # that is for the other one to write
         assert world.models == 0
         assert world.buffer.of(StepTrained) == []
 

@@ -7,6 +7,7 @@ from ratchet.errors import UserError
 from ratchet.observability.metrics import (
     MetricsReader,
     MetricsWriter,
+    cut_metrics,
     follow_metrics,
     read_metrics,
 )
@@ -83,3 +84,32 @@ def test_what_is_written_just_before_the_end_is_not_missed(path: Path) -> None:
 
     assert list(follow_metrics(path, until=until)) == [{"step": 1}]
     writer.close()
+
+
+def test_lines_past_a_step_are_put_aside_and_none_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    cut_metrics(path, 3)
+    assert not path.exists()
+    for lost in ([3, 4], [3]):
+        path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)) + '{"st')
+        before = path.stat().st_ino
+        cut_metrics(path, 4 - len(lost))
+        assert [line["step"] for line in read_metrics(path)] == list(range(1, 5 - len(lost)))
+        assert path.stat().st_ino != before  # who still has it open spoils nothing
+        cut_metrics(path, 4)
+    aside = read_metrics(tmp_path / "metrics.lost.jsonl")
+    assert [line["step"] for line in aside] == [3, 4, 4]
+
+
+def test_a_reader_goes_on_behind_what_is_left_of_a_file_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step":1}\n{"step":2}\n{"step":3,"a":1}\n')
+    reader = MetricsReader(path)
+    assert [line["step"] for line in reader.new()] == [1, 2, 3]
+    cut_metrics(path, 1)
+    with path.open("a") as file:
+        file.write('{"step":2}\n{"step":3,"a":2}\n{"step":4}\n')
+    assert [line["step"] for line in reader.new()] == [3, 4]  # the second is as it was
+    with path.open("a") as file:
+        file.write('{"step":5}\n')
+    assert [line["step"] for line in reader.new()] == [5]

@@ -32,7 +32,7 @@ def test_every_file_has_a_name_of_its_own(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     names = [name for name, value in vars(RunDirectory).items() if isinstance(value, property)]
     paths = {getattr(run, name) for name in names}
-    assert len(paths) == len(names) == 9
+    assert len(paths) == len(names) == 12
     assert {path.parent for path in paths} == {tmp_path}
 
 
@@ -104,16 +104,16 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         join_run_directory(left, config, LINKS, kind="rollout")
 
 
-@pytest.mark.parametrize(("kind", "file"), [("buffer", "ledger"), ("trainer", "metrics")])
-def test_what_an_earlier_life_has_left_is_not_gone_on_from(
-    tmp_path: Path, kind: str, file: str
-) -> None:
+def test_a_trainer_goes_on_where_an_earlier_one_was_and_a_buffer_does_not(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path / "node"), small_config()
     join_run_directory(run, config, LINKS, kind="rollout")
-    getattr(run, file).write_text("")
+    run.metrics.write_text('{"step": 1}\n')
+    run.ledger.write_text("")
     join_run_directory(run, config, LINKS, kind="rollout")  # it has no such file
-    with pytest.raises(ConfigError, match=f"an earlier {kind} of this run.*another --dir"):
-        join_run_directory(run, config, LINKS, kind=kind)  # type: ignore[arg-type]
+    join_run_directory(run, config, LINKS, kind="trainer")
+    with pytest.raises(ConfigError, match=r"an earlier buffer of this run.*another --dir"):
+        join_run_directory(run, config, LINKS, kind="buffer")
+    assert run.metrics.read_text() == '{"step": 1}\n'
 
 
 def test_what_is_no_run_directory_is_left_alone(tmp_path: Path) -> None:

@@ -38,8 +38,11 @@ class Role:
         self._end = asyncio.get_running_loop().create_future()
 
     def end(self, status: str, detail: str = "") -> None:
+        self.leave(RoleOutcome(status, detail))
+
+    def leave(self, words: RoleOutcome) -> None:
         if not self._end.done():
-            self._end.set_result(role_end(self.name, RoleOutcome(status, detail)))
+            self._end.set_result(role_end(self.name, words))
 
     async def ended(self) -> End:
         return await asyncio.shield(self._end)
@@ -155,7 +158,7 @@ def test_an_evaluator_alone_is_all_that_its_launcher_has() -> None:
     assert outcome == RoleOutcome("finished", "over")
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer", "trainer-0"])
+@pytest.mark.parametrize("name", ["registry", "buffer"])
 def test_a_role_that_nobody_can_replace_ends_the_run(name: str) -> None:
     outcome, world = scenario(lambda w: w[name].end("failed", "LedgerError: x"))
     assert outcome == RoleOutcome("failed", f"{name}: LedgerError: x")
@@ -171,6 +174,51 @@ def test_what_no_restart_mends_is_not_tried_again(name: str, status: str) -> Non
     assert outcome == RoleOutcome(status, "why")
     assert world[name].starts == 1
     assert world.told == (["why"] if status == "user_error" else [])  # the registry told us
+
+
+def test_a_trainer_that_dies_starts_again_and_nobody_else() -> None:
+    async def body(world: World) -> None:
+        for detail in (
+            "trainer-0 died of signal 9",
+            "TransferFailed: no engine answers",
+            "RunFailed: trainer-0 has lost the registry: silent for 15 s",
+        ):
+            world["trainer-0"].end("failed", detail)
+            await asyncio.sleep(2)
+        world["trainer-0"].end("finished", "9 steps")
+
+    outcome, world = scenario(body)
+    assert outcome == RoleOutcome("finished", "9 steps")
+    assert [role.starts for role in world.roles.values()] == [1, 1, 4, 1, 1]
+    assert world.told == []
+
+
+def test_a_trainer_that_dies_too_often_ends_the_run() -> None:
+    async def body(world: World) -> None:
+        for _ in range(2):
+            world["trainer-0"].end("failed", "trainer-0 died of signal 9")
+            await asyncio.sleep(2)
+
+    outcome, world = scenario(body, max_restarts=1)
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith("trainer-0 died of signal 9 (the first of 2 ends of training")
+    assert world.told == [outcome.detail]
+
+
+def test_what_a_trainer_says_itself_ends_the_run() -> None:
+    said = "3 steps in a row were not finite"
+    outcome, world = scenario(lambda w: w["trainer-0"].end("failed", f"RunFailed: {said}"))
+    assert outcome == RoleOutcome("failed", f"trainer-0: {said}")
+    assert world["trainer-0"].starts == 1
+    assert world.told == [outcome.detail]
+
+
+def test_a_trainer_that_another_has_replaced_ends_alone() -> None:
+    words = RoleOutcome("user_error", "term 1 is fenced by term 2", replaced=True)
+    outcome, world = scenario(lambda w: w["trainer-0"].leave(words), (("trainer", "trainer-0"),))
+    assert outcome == words
+    assert world["trainer-0"].starts == 1
+    assert world.told == []
 
 
 def test_workers_start_again_until_the_budget_of_all_is_spent() -> None:
@@ -281,17 +329,18 @@ def test_a_signal_to_all_processes_at_once_is_a_stop_and_no_failure() -> None:
     assert world.told == []
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer", "trainer-0"])
+@pytest.mark.parametrize("name", ["registry", "buffer"])
 def test_a_role_that_somebody_else_stops_is_missed(name: str) -> None:
     outcome, _ = scenario(lambda w: w[name].end("stopped"))
     assert outcome == RoleOutcome("failed", f"{name} was stopped from outside")
 
 
-def test_a_worker_that_somebody_else_stops_is_started_again() -> None:
+@pytest.mark.parametrize("name", ["rollout-0", "trainer-0"])
+def test_a_worker_that_somebody_else_stops_is_started_again(name: str) -> None:
     async def body(world: World) -> None:
-        world["rollout-0"].end("stopped")
+        world[name].end("stopped")
         await asyncio.sleep(2)
-        assert world["rollout-0"].starts == 2
+        assert world[name].starts == 2
         world.kill.set()
 
     scenario(body)
