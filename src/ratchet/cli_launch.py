@@ -70,6 +70,14 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
     evaluates: Annotated[
         bool, _Option("--eval", help='A rollout that only evaluates: eval.engines = "own".')
     ] = False,
+    standby: Annotated[
+        bool,
+        _Option(
+            "--standby",
+            help="A trainer that takes over when the trainer of the run is dead; --dir is the same"
+            " directory as that one's, shared.",
+        ),
+    ] = False,
     num_nodes: Annotated[int, _Option(min=1, help="Nodes of the trainer.")] = 1,
     rendezvous: Annotated[
         str | None, _Option(metavar="HOST:PORT", help="Where the nodes of the trainer meet.")
@@ -100,6 +108,7 @@ def launch(  # noqa: PLR0913 - each is an option of the command line
         overrides=overrides or (),
         num_nodes=num_nodes,
         rendezvous=rendezvous,
+        standby=standby,
         wait_s=wait,
     )
     kind: RoleKind = "evaluator" if evaluates else role.value

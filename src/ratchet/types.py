@@ -21,8 +21,10 @@ PolicyVersion = int
 Term = int
 """Fencing number of a trainer: a higher term makes every lower one powerless."""
 
-RoleKind = Literal["registry", "buffer", "rollout", "evaluator", "trainer", "producer"]
-"""A producer hands in groups like a rollout, from an engine that takes no weights from here."""
+RoleKind = Literal["registry", "buffer", "rollout", "evaluator", "trainer", "producer", "standby"]
+"""A producer hands in groups like a rollout, from an engine that takes no weights from here; a
+standby takes the place of a trainer that is dead.
+"""
 FinishReason = Literal["stop", "length", "abort", "error"]
 PauseMode = Literal["retract", "in_place"]
 VersionState = Literal["reserved", "live", "burnt"]

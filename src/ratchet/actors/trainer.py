@@ -39,7 +39,7 @@ from ratchet.actors.transfer import Ends, Transfers
 from ratchet.actors.weight_sync import SyncEngine, WeightSync
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
-from ratchet.errors import StaleTerm
+from ratchet.errors import RunFailed, StaleTerm
 from ratchet.messages import (
     AcquireTerm,
     BatchReady,
@@ -157,6 +157,13 @@ class TrainerActor(RoleActor[_Inbox]):
         self._optimisation.close()
         await self._sender.close()
         await self._backend.close()
+
+    def registry_lost(self, message: Down) -> None:
+        """End this life as any role does, and say of which term it was."""
+        try:
+            super().registry_lost(message)
+        except RunFailed as error:
+            raise RunFailed(f"{error} (term {self._publisher.term})") from None
 
     def on_failure(
         self,

@@ -15,7 +15,7 @@ from ratchet.errors import ConfigError
 from ratchet.messages import StepTrained
 from ratchet.observability.rundir import RunDirectory
 from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
-from ratchet.storage.starts import Start
+from ratchet.storage.starts import Start, Starts
 from ratchet.types import PolicyVersion, Term
 
 
@@ -78,3 +78,23 @@ class RunCheckpoints:
     async def abandon(self, version: PolicyVersion) -> None:
         """Remove what was begun."""
         await asyncio.to_thread(self._checkpoints.abandon, version)
+
+
+class ChosenStart:
+    """The checkpoint that a run was told to go on from: for the first trainer that begins. A later
+    life of it goes on from the newest checkpoint, which it may have written itself.
+
+    Args:
+        run: whose checkpoints these are.
+        step: of the checkpoint; None for the newest.
+    """
+
+    def __init__(self, run: RunDirectory, step: int | None) -> None:
+        self._starts = Starts(run.checkpoints)
+        self._step = step
+        self._term = None if step is None else self._starts.newest()
+
+    def step(self) -> int | None:
+        """Return the step of the checkpoint for the next life; None for the newest."""
+        chosen = self._term is not None and self._starts.newest() == self._term
+        return self._step if chosen else None

@@ -122,6 +122,8 @@ def start_role(
             return _start_trainer(system, role, config, run, run_id, task, start_step)
         case "producer":
             raise ValueError("a producer is its user's own program, and started by that")
+        case "standby":
+            raise ValueError("a standby is its launcher's own, and started by that")
 
 
 def _start_rollout(

@@ -23,6 +23,7 @@ from ratchet.actors.system import System
 from ratchet.config import parse_config
 from ratchet.errors import RatchetError, RunFailed, from_wire
 from ratchet.messages import EndRun, RunDescribed
+from ratchet.observability.logs import Log
 from ratchet.runtime.embed_link import Invitation, StandardLog
 from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.role import EndOfActor
@@ -52,13 +53,19 @@ class Host:
     """A run, as its guest knows it; on the background loop only."""
 
     def __init__(
-        self, invitation: Invitation, described: RunDescribed, *, timeout_s: float
+        self,
+        invitation: Invitation,
+        described: RunDescribed,
+        *,
+        timeout_s: float,
+        log: Log | None = None,
     ) -> None:
         text = tomllib.loads(described.config)
         self.config = parse_config(text, "the configuration of the run")
         self.run_id = described.run_id
         self.invitation = invitation
         self._timeout_s = timeout_s
+        self._log = log or StandardLog()
         self._files = tempfile.TemporaryDirectory(prefix="ratchet-")  # mode 0700
         self._members: list[Member] = []
 
@@ -100,7 +107,7 @@ class Host:
             rng=random.Random(f"{self.config.seed}/{name}"),  # noqa: S311
             wall_time=time.time,
             new_id=lambda: uuid.uuid4().hex,
-            log=StandardLog(),
+            log=self._log,
             ask_timeout_s=self.config.runtime.ask_timeout_s,
         )
         runtime = self.config.runtime

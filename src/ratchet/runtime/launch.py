@@ -9,32 +9,33 @@ with another configuration, and learns which run it is. While the role runs, the
 link: when the registry has stopped in order the run is over, and when it is gone for `wait_s`
 seconds, so is this launch; a role without a registry would otherwise be started for ever.
 
-Rollouts come and go. The end of a registry, a buffer or a trainer is the end of the run, because
-none of them can take up yet what the one before it has left: their launcher tells all others.
+Rollouts come and go. The end of the launcher of a registry, a buffer or a trainer is the end of the
+run, and it tells all others; but not that of a trainer that another has replaced, nor of a standby.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
+from ratchet.actors.role import BUFFER, REGISTRY, TRAINER
 from ratchet.errors import ConfigError, RunFailed, UserError
 from ratchet.messages import EndRun, RunDescribed
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.agreement import check_same
-from ratchet.runtime.node_config import LaunchOptions, node_config
-from ratchet.runtime.placement import Placement, RankSpec, TlsFiles
+from ratchet.runtime.embed_link import Invitation
+from ratchet.runtime.node_config import LaunchOptions, node_config, node_role
+from ratchet.runtime.placement import Placement, TlsFiles
 from ratchet.runtime.prepare import check_role
 from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.registry_link import Gone, meet_registry, until_gone
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import Links, host_run_directory, join_run_directory, read_links
+from ratchet.runtime.standby import stand_by, with_newest_term
 from ratchet.runtime.visitor import Visit, visit
 from ratchet.status import EndStatus
 from ratchet.transport.mailbox.address import Address
@@ -69,7 +70,7 @@ class Launch:
     ) -> None:
         self.kind = kind
         self.config, self.registry = node_config(kind, config, options)
-        self.name, self._ranks = _name(kind, options, self.config.trainer.ranks_per_node)
+        self.name, self._ranks = node_role(kind, options, self.config.trainer.ranks_per_node)
         runtime = self.config.runtime
         self._credentials = open_credentials(runtime.token_file, runtime.tls)
         check_role(kind, self.config)
@@ -82,6 +83,7 @@ class Launch:
             raise ConfigError(msg)
         root = options.directory or Path("runs") / self.config.name
         self.directory = RunDirectory(root.resolve())
+        self._standby = options.standby
         self._wait_s = options.wait_s
         self._say = say
         self._ends_run = self.name in {REGISTRY, BUFFER, TRAINER}
@@ -110,7 +112,7 @@ class Launch:
         log = configure_logging(
             self.directory.logs / f"launcher-{self.name}.jsonl", role="launcher", run=run_id
         )
-        outcome = await self._supervise(run_id, log)
+        outcome = await self._take_turns(run_id, log)
         log.info("launch_ended", status=outcome.status, detail=outcome.detail)
         return outcome
 
@@ -167,6 +169,30 @@ class Launch:
 
     # --- running
 
+    async def _take_turns(self, run_id: str, log: Log) -> RoleOutcome:
+        """Run the role; as a standby each time when its place is vacant, until it has had it for
+        good.
+        """
+        while self._standby:
+            self._say(f"{self.name} stands by")
+            before = await self._unless_stopped(self._vacancy(run_id, log))
+            if before is None:
+                return RoleOutcome("stopped", "interrupted")
+            if isinstance(before, RoleOutcome):
+                return before
+            self._say(f"{self.name} takes over: {before}")
+            outcome = await self._supervise(run_id, log)
+            if not outcome.replaced:
+                return outcome
+            self._say(f"{self.name}: {outcome.detail}")
+        return await self._supervise(run_id, log)
+
+    async def _vacancy(self, run_id: str, log: Log) -> RoleOutcome | str:
+        invitation = Invitation(
+            self.registry, self._credentials, host=self.config.runtime.host, directory=None
+        )
+        return await stand_by(self.config, invitation, run_id, log)
+
     async def _supervise(self, run_id: str, log: Log) -> RoleOutcome:
         supervisor = LocalSupervisor(
             self.config, self.directory, placement=self._placement(run_id), log=log
@@ -185,6 +211,8 @@ class Launch:
             finally:
                 stopping.cancel()
                 watching.cancel()
+            if outcome.replaced and self.kind == "trainer":
+                return await with_newest_term(outcome, link)
             if self._ends_run and outcome.status in {"failed", "user_error"}:
                 if not outcome.replaced:
                     link.end_run(self._end("failed", self._cause(outcome.detail)))
@@ -260,32 +288,6 @@ class Launch:
             raise RunFailed(outcome.detail)
         how = "the run has ended" if outcome.status == "finished" else "stopped"
         return f"{self.name}: {how}" + (f": {outcome.detail}" if outcome.detail else "")
-
-
-def _name(
-    kind: RoleKind, options: LaunchOptions, ranks_per_node: int
-) -> tuple[str, RankSpec | None]:
-    """Return the role's name, and the ranks of a trainer that is more than one process."""
-    rank = options.node_rank
-    if kind != "trainer":
-        if options.num_nodes != 1 or options.rendezvous is not None:
-            msg = f"--num-nodes and --rendezvous are for the trainer, and not for the {kind}"
-            raise ConfigError(msg)
-        if kind not in {"rollout", "evaluator"}:
-            return kind, None
-        # digits, as of a rank: whoever asks the logs for all of a kind finds it
-        number = rank if rank is not None else 100_000 + secrets.randbelow(900_000)
-        return (rollout_name if kind == "rollout" else evaluator_name)(number), None
-    if options.num_nodes == 1:
-        ranks = RankSpec(ranks_per_node) if ranks_per_node > 1 else None
-        return TRAINER, ranks
-    if rank is None or options.rendezvous is None or not 0 <= rank < options.num_nodes:
-        msg = (
-            f"--num-nodes {options.num_nodes} needs --rendezvous HOST:PORT, the same on every node"
-            f" of the trainer, and --node-rank from 0 to {options.num_nodes - 1}"
-        )
-        raise ConfigError(msg)
-    return f"trainer-{rank}", RankSpec(ranks_per_node, options.num_nodes, rank, options.rendezvous)
 
 
 class _Silent:

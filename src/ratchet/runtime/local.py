@@ -2,8 +2,8 @@
 
 Consumes a checked run directory, produces one outcome; waits for the tree of supervisors, which is
 that of a run of processes (`ratchet.runtime.tree`). Actors, messages, weight transport and files
-are those of a run of processes too; only the links are missing. A rollout worker that fails is
-started again, as a new life with a new engine.
+are those of a run of processes too; only the links are missing. A trainer or a rollout worker that
+fails is started again, as a new life with a new model or engine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ratchet.errors import UserError
 from ratchet.messages import StopTraining
 from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.checkpoint_store import ChosenStart
 from ratchet.runtime.compose import role_names, start_role
 from ratchet.runtime.role import EndOfActor, RoleOutcome, outcome_of
 from ratchet.runtime.tree import build_tree, role_end, run_tree
@@ -95,7 +96,7 @@ async def run_in_process(
 ) -> RoleOutcome:
     """Run until the trainer ends, a role fails for good, or `kill` is set.
 
-    The trainer goes on from the checkpoint of `start_step`, or from the newest, if there is one.
+    The trainer begins with the checkpoint of `start_step`, or with the newest, if there is one.
     """
     system = System(
         rng=random.Random(config.seed),  # noqa: S311
@@ -104,6 +105,8 @@ async def run_in_process(
         log=log,
         ask_timeout_s=config.runtime.ask_timeout_s,
     )
+
+    chosen = ChosenStart(run, start_step)
 
     def start(role: RoleInfo) -> LocalRef:
         return start_role(
@@ -114,7 +117,7 @@ async def run_in_process(
             run_id=run_id,
             task=task,
             in_process=True,
-            start_step=start_step,
+            start_step=chosen.step(),
         )
 
     children = [

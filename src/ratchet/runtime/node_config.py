@@ -1,18 +1,22 @@
 """The configuration of one node: the file of the run, and what is different here.
 
 Consumes the file and the options of `ratchet launch`, produces a `Config` whose `runtime` is this
-node's, and the address of the registry. Waits for the name service only.
+node's, the address of the registry, and the name of the role. Waits for the name service only.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ratchet.actors.role import TRAINER, evaluator_name, rollout_name
 from ratchet.config import Config, load_config, parse_config
+from ratchet.errors import ConfigError
+from ratchet.runtime.placement import RankSpec
 from ratchet.runtime.reach import (
     check_safe,
     listening_address,
@@ -42,6 +46,8 @@ class LaunchOptions:
     """nodes of the trainer"""
     rendezvous: str | None = None
     """HOST:PORT where they meet"""
+    standby: bool = False
+    """a trainer that waits until another one is dead"""
     wait_s: float = 300.0
     """patience with a registry that is not there, or not there any more"""
 
@@ -80,3 +86,38 @@ def _with_runtime(config: Config, values: Mapping[str, Any]) -> Config:
     data = config.model_dump(mode="json", exclude_none=True)
     data["runtime"] |= values
     return parse_config(data, source="ratchet launch")
+
+
+def node_role(
+    kind: RoleKind, options: LaunchOptions, ranks_per_node: int
+) -> tuple[str, RankSpec | None]:
+    """Return the role's name, and the ranks of a trainer that is more than one process.
+
+    Raises:
+        ConfigError: if an option is not for this role, or one is missing.
+    """
+    rank = options.node_rank
+    if options.standby and (kind != "trainer" or options.num_nodes != 1):
+        msg = f"--standby is for a trainer on one node, and not for the {kind}"
+        if kind == "trainer":
+            msg = f"--standby is for a trainer on one node, and --num-nodes is {options.num_nodes}"
+        raise ConfigError(msg)
+    if kind != "trainer":
+        if options.num_nodes != 1 or options.rendezvous is not None:
+            msg = f"--num-nodes and --rendezvous are for the trainer, and not for the {kind}"
+            raise ConfigError(msg)
+        if kind not in {"rollout", "evaluator"}:
+            return kind, None
+        # digits, as of a rank: whoever asks the logs for all of a kind finds it
+        number = rank if rank is not None else 100_000 + secrets.randbelow(900_000)
+        return (rollout_name if kind == "rollout" else evaluator_name)(number), None
+    if options.num_nodes == 1:
+        ranks = RankSpec(ranks_per_node) if ranks_per_node > 1 else None
+        return TRAINER, ranks
+    if rank is None or options.rendezvous is None or not 0 <= rank < options.num_nodes:
+        msg = (
+            f"--num-nodes {options.num_nodes} needs --rendezvous HOST:PORT, the same on every node"
+            f" of the trainer, and --node-rank from 0 to {options.num_nodes - 1}"
+        )
+        raise ConfigError(msg)
+    return f"trainer-{rank}", RankSpec(ranks_per_node, options.num_nodes, rank, options.rendezvous)

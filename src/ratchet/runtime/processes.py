@@ -20,6 +20,7 @@ import msgspec
 from ratchet.config import Config
 from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
+from ratchet.runtime.checkpoint_store import ChosenStart
 from ratchet.runtime.child import Reaper, RoleProcess
 from ratchet.runtime.placement import Placement
 from ratchet.runtime.role import RoleOutcome, log_name
@@ -53,6 +54,7 @@ class LocalSupervisor:
         self._placement = placement
         self._log = log
         self._on_escalation = on_escalation
+        self._start = ChosenStart(run, placement.start_step)
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
         """Run until the trainer ends (or all roles, where it is elsewhere), or a role fails for
@@ -98,4 +100,7 @@ class LocalSupervisor:
         )
 
     def _spec(self, kind: RoleKind, name: str) -> bytes:
-        return msgspec.json.encode(self._placement.spec(kind, name, uuid.uuid4().hex[:12]))
+        spec = self._placement.spec(kind, name, uuid.uuid4().hex[:12])
+        if kind == "trainer":
+            spec = msgspec.structs.replace(spec, start_step=self._start.step())
+        return msgspec.json.encode(spec)

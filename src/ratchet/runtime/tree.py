@@ -40,6 +40,7 @@ STOP_S: Final[dict[RoleKind, float]] = {
     "buffer": 1.5,
     "registry": 1.0,
     "producer": 3.0,
+    "standby": 1.0,
 }
 """Seconds that each may take to stop, before it is killed: one after the other, from the workers
 (side by side) to the registry, all are gone within ten."""
