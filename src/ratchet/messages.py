@@ -225,6 +225,13 @@ class StepTrained(Message, frozen=True):
     "filter:batch" | "no_tokens" """
 
 
+class CheckpointWritten(Message, frozen=True):
+    """A checkpoint is whole: what its trainer was trained on up to this step needs no payload."""
+
+    term: Term
+    step: int
+
+
 # --- to RolloutActor
 
 
@@ -356,6 +363,7 @@ BufferMessage: TypeAlias = (
     | GroupFailed
     | RequestBatch
     | StepTrained
+    | CheckpointWritten
     | VersionUpdated
     | RoleJoined
     | RoleLeft

@@ -28,7 +28,7 @@ standby takes the place of a trainer that is dead.
 FinishReason = Literal["stop", "length", "abort", "error"]
 PauseMode = Literal["retract", "in_place"]
 VersionState = Literal["reserved", "live", "burnt"]
-GroupState = Literal["issued", "claimed", "finished", "batched", "trained", "dropped"]
+GroupState = Literal["issued", "claimed", "finished", "batched", "trained", "committed", "dropped"]
 PackedDtype = Literal["int32", "int64", "float32", "uint8"]
 
 

@@ -24,6 +24,9 @@ ALLOWED = {  # the states that a transition may start from, as the architecture 
     "drop": {"issued", "claimed", "finished", "batched"},
     "batch": {"finished"},
     "train": {"batched"},
+    "requeue": {"issued"},
+    "commit": {"trained"},
+    "lose": {"trained", "committed"},
 }
 GROUPS = st.integers(0, 3)
 OFF_BY = st.sampled_from([0, 0, 0, 1, -1])
@@ -174,6 +177,50 @@ class LedgerMachine(RuleBasedStateMachine):
             lambda: self.ledger.train(group_ids, step, 3, self.tick()),
             *((group_id, {"state": "trained"}) for group_id in group_ids),
         )
+
+    @rule(group_id=GROUPS, off_by=OFF_BY)
+    def requeue(self, group_id: int, off_by: int) -> None:
+        attempt = self.attempt(group_id, off_by)
+        result = {"min_version": 0, "max_version": 1, "reward_mean": 0.5, "reward_std": 0.5}
+        self.apply(
+            self.fits("requeue", group_id, attempt=attempt),
+            lambda: self.ledger.finish(
+                group_id,
+                attempt,
+                **result,
+                num_tokens=8,
+                num_rollouts=2,
+                now=self.tick(),
+                requeued=True,
+            ),
+            (group_id, {"state": "finished", "reason": None}),
+        )
+
+    @rule(step=st.integers(0, 2))
+    def commit(self, step: int) -> None:
+        ids = [
+            group_id
+            for group_id, group in self.model.items()
+            if self.fits("commit", group_id) and group["trained_step"] <= step
+        ]
+        assert sorted(self.ledger.commit(step, self.tick())) == ids
+        self.apply(True, lambda: None, *((group_id, {"state": "committed"}) for group_id in ids))
+
+    @rule(step=st.integers(1, 2))
+    def lose(self, step: int) -> None:
+        ids = [i for i in self.model if self.fits("lose", i, trained_step=step)]
+        lost = self.ledger.lose(3, step, "step_lost", self.tick())
+        assert [row.group_id for row in lost] == ids
+        for group_id in ids:
+            change = {
+                "state": "issued",
+                "attempt": self.model[group_id]["attempt"] + 1,
+                "reason": "step_lost",
+                "worker": None,
+                "staleness": None,
+                "trained_step": None,
+            }
+            self.apply(True, lambda: None, (group_id, change))
 
     @rule()
     def work(self) -> None:

@@ -17,7 +17,7 @@ from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
 from ratchet.actors.recovery import Recovery
 from ratchet.config import BufferConfig
-from ratchet.messages import BatchReady, RequestBatch, StepTrained
+from ratchet.messages import BatchReady, CheckpointWritten, RequestBatch, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
 from ratchet.types import Batch, PolicyVersion, Term
@@ -85,9 +85,11 @@ class Batches:
     def serve(self) -> tuple[RequestBatch, BatchReady] | None:
         """Answer the request if there is one, and a batch for it."""
         request = self.request
+        if request is not None and not self.unknown:
+            self._recovery.settle(request)
+        self._requeue()
         if request is None or self.unknown:
             return None
-        self._recovery.settle(request)
         position = Position(request.version, request.step)
         if self._table.num_queued >= self._size:
             self._judging.purge(position)
@@ -104,6 +106,7 @@ class Batches:
         self.request = None
         self.handed = request, BatchReady(request.term, batch, stats)
         self._issuing.trains_next(request.term, Position(request.version, step))
+        self._requeue()  # what was handed out has made room
         return self.handed
 
     def trained(self, message: StepTrained) -> None:
@@ -116,6 +119,28 @@ class Batches:
         self._table.train(message.trained, message.step, request.version)
         for group_id, reason in message.rejected.items():
             self._judging.reject(group_id, reason)
+
+    def committed(self, message: CheckpointWritten) -> None:
+        """A checkpoint has what was trained up to its step."""
+        if message.term < self.term:
+            self._log.warning("checkpoint_fenced", term=message.term, newer=self.term)
+            return
+        self._table.commit(message.step)
+
+    def _requeue(self) -> None:
+        """Queue what is stored, while there is room; staleness is judged for the trainer's word."""
+        if not self._recovery.is_settled:
+            return
+        while self._table.stored and self._issuing.places:
+            found = self._table.next_stored()
+            if found is None:
+                return
+            entry, group = found
+            if self._lineage.unknown(group.versions):  # then its staleness is, too
+                self._table.reissue_stored(entry)
+            elif self._judging.requeue(entry, group) and entry.group is not None:
+                self._log.info("group_requeued", group=entry.group_id, attempt=entry.attempt)
+                self._policy.put(entry.group)
 
     def _chosen(self) -> Sequence[Entry]:
         """Return the policy's batch; none of it while the policy waits for more."""

@@ -31,11 +31,13 @@ from ratchet.actors.judging import Judging
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.role import RoleActor
+from ratchet.actors.stored_groups import StoredGroups
 from ratchet.actors.system import System
 from ratchet.config import Config
 from ratchet.errors import AskTimeout
 from ratchet.messages import (
     BufferMessage,
+    CheckpointWritten,
     ClaimPrompts,
     DescribeLineage,
     Down,
@@ -55,6 +57,7 @@ from ratchet.messages import (
 from ratchet.staleness import Position
 from ratchet.status import Fact
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.payloads import Payloads
 from ratchet.types import (
     Assignment,
     PolicyVersion,
@@ -95,6 +98,7 @@ class BufferActor(RoleActor[_Inbox]):
         config: Config,
         prompts: Sequence[Prompt],
         ledger: GroupLedger,
+        payloads: Payloads | None = None,
     ) -> None:
         super().__init__(system, role)
         self._config = config.buffer
@@ -104,6 +108,7 @@ class BufferActor(RoleActor[_Inbox]):
             PromptSource(prompts, config.seed, config.task.weights),
             wall_time=system.wall_time,
             max_reissues=config.buffer.max_reissues,
+            stored=StoredGroups(payloads, config.buffer.max_staleness, self.log),
         )
         self._known = KnownVersions()
         self._issuing = Issuing(config, self._table, self._known.lineage)
@@ -154,6 +159,8 @@ class BufferActor(RoleActor[_Inbox]):
                 self._take_request(message)
             case StepTrained():
                 self._batches.trained(message)
+            case CheckpointWritten():
+                self._batches.committed(message)
             case VersionUpdated():
                 self._version_updated(message.record)
             case Down():

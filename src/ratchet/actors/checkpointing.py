@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from ratchet.actors.publisher import Publisher
 from ratchet.actors.weight_sync import SpawnFunction
 from ratchet.backends.training.base import TrainingBackend
-from ratchet.messages import StepTrained
+from ratchet.messages import CheckpointWritten, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.types import PolicyVersion, Term
 
@@ -70,7 +70,7 @@ class CheckpointStore(Protocol):
 class Checkpointing:
     """Decides when, and never lets a failure out."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything from outside is injected, by keyword
         self,
         store: CheckpointStore | None,
         *,
@@ -78,6 +78,7 @@ class Checkpointing:
         backend: TrainingBackend,
         publisher: Publisher,
         account: Callable[[], StepTrained | None],
+        announce: Callable[[CheckpointWritten], None],
         spawn: SpawnFunction,
         now: Callable[[], float],
         log: Log,
@@ -90,6 +91,7 @@ class Checkpointing:
         self._backend = backend
         self._publisher = publisher
         self._account = account
+        self._announce = announce
         self._spawn = spawn
         self._now = now
         self._log = log
@@ -140,7 +142,7 @@ class Checkpointing:
         started: float,
         copied_s: float,
     ) -> None:
-        version, step, _, _ = facts
+        version, step, term, _ = facts
         try:
             await self._backend.end_save()
             await store.finish(*facts)
@@ -148,6 +150,7 @@ class Checkpointing:
             await self._failed(store, version, step, error)
             return
         self.newest = step
+        self._announce(CheckpointWritten(term, step))  # whole by now, and never before
         self._log.info(
             "checkpoint_written",
             version=version,

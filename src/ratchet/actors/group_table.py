@@ -19,6 +19,7 @@ from ratchet.actors.admission import OpenGroups
 from ratchet.actors.filters import whole_rewards
 from ratchet.actors.finished_queue import FinishedQueue
 from ratchet.actors.prompt_source import PromptSource
+from ratchet.actors.stored_groups import StoredGroups
 from ratchet.storage.ledger import GroupLedger, GroupRow
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
 
@@ -72,6 +73,7 @@ class GroupTable:
         *,
         wall_time: Callable[[], float],
         max_reissues: int,
+        stored: StoredGroups | None = None,
     ) -> None:
         self._ledger = ledger
         self._source = source
@@ -83,14 +85,16 @@ class GroupTable:
         self._bases: Counter[PolicyVersion] = Counter()  # those in flight, by what they begin with
         self.queue = FinishedQueue()
         self._batched: dict[int, Entry] = {}
+        self.stored = StoredGroups() if stored is None else stored
         self._window = Window()
         self.dirty = False
         """There are transitions that a flush would make durable."""
         self._restore()
 
     def _restore(self) -> None:
-        """Go on from the ledger of an earlier life. What was in flight or finished is issued again;
-        what was batched stays so until a trainer says what became of it.
+        """Go on from the ledger of an earlier life. What was in flight is issued again, and what
+        was finished comes back from its payload, if there is one; what was batched stays so until
+        a trainer says what became of it.
 
         Raises:
             TaskError: if the task does not have a prompt of the ledger.
@@ -98,15 +102,22 @@ class GroupTable:
         self._source.seek(*self._ledger.load_cursor())
         rows = self._ledger.groups("issued", "claimed", "finished", "batched")
         prompts = self._source.find({row.prompt_id for row in rows}) if rows else {}
+        self._restore_stored()
         for row in rows:
             entry = self._entry(row, prompts)
             if row.state == "batched":
                 self._batched[row.group_id] = entry
             elif row.state == "issued":
-                self._waiting.append(entry)
+                self._line_up(entry, row.reason or "")
             else:
-                self._waiting.append(entry)
                 self._give_up(entry, "buffer_died", counts=False)
+                self._line_up(entry, "buffer_died")
+
+    def _restore_stored(self) -> None:
+        self.stored.saved_step = self._ledger.committed_step()
+        rows = {group_id: self._ledger.group(group_id) for group_id in self.stored.ids}
+        past = ("claimed", "committed", "dropped")
+        self.stored.forget([i for i, row in rows.items() if row is None or row.state in past])
 
     @staticmethod
     def _entry(row: GroupRow, prompts: Mapping[str, Prompt]) -> Entry:
@@ -125,7 +136,9 @@ class GroupTable:
 
     @property
     def num_open(self) -> int:
-        """Groups that count against the capacity: in flight and finished."""
+        """Groups that count against the capacity: in flight and finished. Those that are stored are
+        not in memory; they have the next place.
+        """
         return len(self._in_flight) + len(self.queue)
 
     @property
@@ -133,6 +146,14 @@ class GroupTable:
         """What holds room."""
         queue = self.queue
         return OpenGroups(len(self._in_flight), len(queue), queue.num_bytes, queue.largest_bytes)
+
+    @property
+    def promised(self) -> OpenGroups:
+        """What holds room, and what comes before any new prompt."""
+        groups = self.open_groups
+        if not self.stored:
+            return groups
+        return groups._replace(num_in_flight=groups.num_in_flight + len(self.stored))
 
     @property
     def bases(self) -> tuple[PolicyVersion, ...]:
@@ -152,6 +173,7 @@ class GroupTable:
         """
         if self._waiting:
             entry = self._waiting.popleft()
+            self.stored.forget([entry.group_id])
         else:
             epoch, prompt = self._source.next()
             entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
@@ -193,12 +215,41 @@ class GroupTable:
     ) -> None:
         """Queue a claimed group."""
         self._land(entry)
+        reward_mean = self._queue(entry, group, versions, requeued=False)
+        if reward_mean is not None:
+            self._window.finished_rewards.append(reward_mean)
+
+    def requeue(
+        self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
+    ) -> None:
+        """Queue a group that was stored; its first finish has counted."""
+        self._queue(entry, group, versions, requeued=True)
+
+    def next_stored(self) -> tuple[Entry, RolloutGroup] | None:
+        """Return what was stored for longest, to be queued; what cannot be read is issued again."""
+        while self.stored:
+            entry, group = self.stored.next()
+            if group is not None:
+                return entry, group
+            self._waiting.append(entry)
+        return None
+
+    def reissue_stored(self, entry: Entry) -> None:
+        """Its result cannot be judged: let a worker have it."""
+        self._waiting.append(entry)
+
+    def _queue(
+        self,
+        entry: Entry,
+        group: RolloutGroup,
+        versions: tuple[PolicyVersion, ...],
+        *,
+        requeued: bool,
+    ) -> float | None:
         entry.group, entry.versions = group, versions
         self.queue.put(entry, group)
         rewards = whole_rewards(group)
         reward_mean = statistics.fmean(rewards) if rewards else None
-        if reward_mean is not None:
-            self._window.finished_rewards.append(reward_mean)
         self.dirty = True
         self._ledger.finish(
             entry.group_id,
@@ -210,7 +261,9 @@ class GroupTable:
             num_tokens=group.num_tokens,
             num_rollouts=len(group.rollouts),
             now=self._wall(),
+            requeued=requeued,
         )
+        return reward_mean
 
     def mask(self, entry: Entry, reason: str) -> None:
         """Note that only a part of a queued group is worth training, once per reason."""
@@ -251,16 +304,25 @@ class GroupTable:
             del self._batched[group_id]
         self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
+        self.stored.trained(group_ids, step)
+
+    def commit(self, step: int) -> None:
+        """A checkpoint has all that was trained up to a step: forget the payloads."""
+        self.stored.committed(self._ledger.commit(step, self._wall()), step)
+        self.dirty = True
 
     def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
         """Return (version that the step started from, step) of all that trained a group."""
         return self._ledger.trained_steps()
 
     def lose(self, version: PolicyVersion, step: int) -> int:
-        """Issue the groups again that a step trained whose result is lost; return how many."""
+        """Issue the groups again that a step trained whose result is lost; return how many. Those
+        whose payload is there come back from it.
+        """
         rows = self._ledger.lose(version, step, "step_lost", self._wall())
         prompts = self._source.find({row.prompt_id for row in rows})
-        self._waiting.extend(self._entry(row, prompts) for row in rows)
+        for row in rows:
+            self._line_up(self._entry(row, prompts), "step_lost")
         self._window.reissued["step_lost"] += len(rows)
         self.dirty = True
         return len(rows)
@@ -287,6 +349,7 @@ class GroupTable:
     def drop(self, entry: Entry, reason: str) -> None:
         """Forget a group, and remember why."""
         self._take_out(entry)
+        self.stored.forget([entry.group_id])
         self._window.dropped[reason] += 1
         self.dirty = True
         self._ledger.drop(entry.group_id, reason, self._wall())
@@ -306,12 +369,17 @@ class GroupTable:
         """Flush, and close the ledger."""
         self.flush()
         self._ledger.close()
+        self.stored.close()
 
     def _again(self, entry: Entry, reason: str, *, counts: bool = False) -> None:
         self._take_out(entry)
         self._give_up(entry, reason, counts=counts)
         entry.group, entry.versions, entry.masked = None, (), ""
-        self._waiting.append(entry)
+        self._line_up(entry, reason)
+
+    def _line_up(self, entry: Entry, reason: str) -> None:
+        if not self.stored.recall(entry, reason):
+            self._waiting.append(entry)
 
     def _give_up(self, entry: Entry, reason: str, *, counts: bool) -> None:
         self.dirty = True

@@ -65,7 +65,7 @@ class Issuing:
 
     def room(self, version: PolicyVersion = 0) -> int:
         """Return how many groups may be issued now to workers that hold a version."""
-        groups = self._table.open_groups
+        groups = self._table.promised
         if not self._admission.is_bounded:
             return self._admission.room(groups)
         versions = {version, *self._table.bases}
@@ -75,10 +75,15 @@ class Issuing:
         return self._admission.room(groups, oldest)
 
     @property
+    def places(self) -> int:
+        """How many stored groups the queue has room for."""
+        return self._admission.room(self._table.open_groups)
+
+    @property
     def withheld(self) -> int:
         """Groups that would be issued if their workers held the newest version."""
         most = max(map(self.room, self.credits.versions), default=None)
-        return 0 if most is None else self._admission.room(self._table.open_groups) - most
+        return 0 if most is None else self._admission.room(self._table.promised) - most
 
     def issue(self, now: float) -> Iterator[tuple[Worker, Assignment]]:
         """Put prompts under leases while there is room, the newest weights first."""

@@ -42,6 +42,17 @@ class Judging:
     ) -> bool:
         """Queue a claimed group, made by these versions, and judge it; return whether it stays."""
         self._table.finish(entry, group, versions)
+        return self._admit(entry, group, versions)
+
+    def requeue(self, entry: Entry, group: RolloutGroup) -> bool:
+        """Queue a group that was stored, and judge it as when it first finished."""
+        versions = group.versions
+        self._table.requeue(entry, group, versions)
+        return self._admit(entry, group, versions)
+
+    def _admit(
+        self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
+    ) -> bool:
         self._apply(entry, self._verdicts.at_finish(entry))
         if entry.masked:
             entry.group = mask_aborted(group)
@@ -53,7 +64,10 @@ class Judging:
             and max(versions, default=0) <= position.version
         ):
             self._judge(entry, self._staleness(versions, position))
-        return entry in self._table.queue
+        stays = entry in self._table.queue
+        if stays:
+            self._table.stored.keep(entry, group)
+        return stays
 
     def fail(self, entry: Entry, message: GroupFailed) -> None:
         """Judge a claimed group that has no rollouts."""

@@ -5,8 +5,9 @@ table. Waits for nothing.
 
 A trainer of a new term stands where its checkpoint stood. Every group that an earlier term trained
 on a step past that, or on a branch that the new weights do not descend from, has left no trace in
-them: its prompt goes back to those that wait. A batch that an earlier life of the buffer has handed
-out is settled by the account in that request, if it has one; else it was not trained either.
+them: it goes back to the queue if its payload is kept, else its prompt to those that wait. A batch
+that an earlier life of the buffer has handed out is settled by the account in that request, if it
+has one; else it was not trained either.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Recovery:
         self._log = log
         self._settled: Term = 0
 
+    @property
+    def is_settled(self) -> bool:
+        """A trainer has said in this life of the buffer where it stands."""
+        return self._settled > 0
+
     def settle(self, request: RequestBatch) -> None:
         """Take back what the trainer that asks has not been trained on."""
         if request.term <= self._settled:
@@ -35,6 +41,7 @@ class Recovery:
         path = tuple(self._lineage.path(request.version))
         self._settle_batch(request, path)
         kept = frozenset(path)
+        self._table.stored.restarted(request.step)
         for version, step in self._table.trained_steps():
             if step > request.step or version not in kept:
                 num_groups = self._table.lose(version, step)

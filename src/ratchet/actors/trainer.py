@@ -139,6 +139,7 @@ class TrainerActor(RoleActor[_Inbox]):
             backend=backend,
             publisher=self._publisher,
             account=lambda: self._requests.done,
+            announce=lambda written: system.ref(BUFFER).tell(written),
             spawn=self.spawn,
             now=self.now,
             log=self.log,

@@ -56,6 +56,10 @@ class BufferConfig(Section):
     trainer leaves the rollouts with a True out of its step.
     """
     lease_s: PositiveFloat = 180.0
+    keep_payloads: bool = True
+    """Keep finished groups on disk until a checkpoint contains their step, so that they need not be
+    generated again where the buffer, the trainer or a step is lost.
+    """
 
     @field_validator("filters")
     @classmethod

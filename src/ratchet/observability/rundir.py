@@ -63,6 +63,11 @@ class RunDirectory:
         return self.root / "ledger.sqlite"
 
     @property
+    def payloads(self) -> Path:
+        """What finished groups consist of, until a checkpoint has them, by the buffer."""
+        return self.root / "payloads"
+
+    @property
     def base(self) -> Path:
         """The model that the run starts from, when it was built from `model.build`."""
         return self.root / "base"

@@ -28,6 +28,7 @@ from ratchet.runtime.checkpoint_store import RunCheckpoints
 from ratchet.runtime.output import RunOutput
 from ratchet.runtime.scoring import open_scorer
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.payloads import Payloads
 from ratchet.storage.versions import VersionStore
 from ratchet.tasks.base import Task
 from ratchet.types import Prompt, RoleInfo, RoleKind
@@ -115,6 +116,7 @@ def start_role(
                 config=config,
                 prompts=task.prompts("train"),
                 ledger=GroupLedger.open(run.ledger, run=run_id),
+                payloads=Payloads(run.payloads) if config.buffer.keep_payloads else None,
             )
         case "rollout" | "evaluator":
             return _start_rollout(system, role, config, run, task, in_process=in_process)

@@ -16,10 +16,29 @@ import msgspec
 from ratchet.storage.sqlite import Schema, open_reader, refusals
 from ratchet.types import GroupState, PolicyVersion
 
+_CHANGED: Final = """
+    CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
+        INSERT INTO events VALUES (
+            NEW.group_id,
+            NEW.changed_at,
+            CASE
+                WHEN NEW.state = 'issued' THEN 'retried'
+                WHEN NEW.state = 'finished' AND OLD.state = 'issued' THEN 'requeued'
+                ELSE NEW.state
+            END,
+            CASE NEW.state
+                WHEN 'claimed' THEN NEW.worker
+                WHEN 'issued' THEN NEW.reason
+                WHEN 'dropped' THEN NEW.reason
+                ELSE CAST(NEW.trained_step AS TEXT)
+            END
+        );
+    END;"""
+
 SCHEMA: Final = Schema(
     kind="ledger",
-    version=1,
-    tables="""
+    version=2,
+    tables=f"""
     CREATE TABLE groups (
         group_id INTEGER PRIMARY KEY CHECK (group_id >= 0),
         prompt_id TEXT NOT NULL,
@@ -55,25 +74,14 @@ SCHEMA: Final = Schema(
     CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
         INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, NEW.state, NULL);
     END;
-    CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
-        INSERT INTO events VALUES (
-            NEW.group_id,
-            NEW.changed_at,
-            iif(NEW.state = 'issued', 'retried', NEW.state),
-            CASE NEW.state
-                WHEN 'claimed' THEN NEW.worker
-                WHEN 'issued' THEN NEW.reason
-                WHEN 'dropped' THEN NEW.reason
-                ELSE CAST(NEW.trained_step AS TEXT)
-            END
-        );
-    END;
+    {_CHANGED}
     CREATE TABLE cursor (
         id INTEGER PRIMARY KEY CHECK (id = 0),
         epoch INTEGER NOT NULL,
         position INTEGER NOT NULL
     ) STRICT;
-    """,
+    """,  # noqa: S608 - of constants
+    migrations=(f"DROP TRIGGER group_changed; {_CHANGED}",),  # 2: committed, requeued
 )
 
 STATES: Final[tuple[GroupState, ...]] = get_args(GroupState)
@@ -126,9 +134,12 @@ class GroupEvent(msgspec.Struct, frozen=True):
     group_id: int
     at: float
     event: str
-    """issued | claimed | finished | masked | retried | batched | trained | dropped"""
+    """issued | claimed | finished | masked | retried | requeued (finished, from its payload) |
+    batched | trained | committed | dropped
+    """
     detail: str | None
-    """the worker that claimed, the reason of a mask, retry or drop, the step of a batch or training
+    """the worker that claimed, the reason of a mask, retry or drop, the step of a batch, a training
+    or a commit
     """
 
 

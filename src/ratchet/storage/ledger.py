@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -67,6 +67,7 @@ _FINISH: Final = """
     UPDATE groups SET state = 'finished', min_version = ?1, max_version = ?2, reward_mean = ?3,
         reward_std = ?4, num_tokens = ?5, num_rollouts = ?6, finished_at = ?7, changed_at = ?7
     WHERE group_id = ?8 AND attempt = ?9 AND state = 'claimed'"""
+_REQUEUE: Final = _FINISH.replace("SET", "SET reason = NULL,").replace("'claimed'", "'issued'")
 _RETRY: Final = """
     UPDATE groups SET state = 'issued', attempt = attempt + 1, retries = retries + ?5,
         reason = ?1, worker = NULL, min_version = NULL, max_version = NULL, staleness = NULL,
@@ -82,8 +83,12 @@ _LOSE: Final = """
         trained_version = NULL, reward_mean = NULL, reward_std = NULL, num_tokens = NULL,
         num_rollouts = NULL, claimed_at = NULL, finished_at = NULL, trained_at = NULL,
         changed_at = ?4
-    WHERE trained_version = ?1 AND trained_step = ?2 AND state = 'trained'
+    WHERE trained_version = ?1 AND trained_step = ?2 AND state IN ('trained', 'committed')
     RETURNING *"""
+_COMMIT: Final = """
+    UPDATE groups SET state = 'committed', changed_at = ?1
+    WHERE state = 'trained' AND trained_step <= ?2
+    RETURNING group_id"""
 _DROP: Final = """
     UPDATE groups SET state = 'dropped', reason = ?1, trained_step = NULL, changed_at = ?2
     WHERE group_id = ?3 AND state IN ('issued', 'claimed', 'finished', 'batched')"""
@@ -153,14 +158,16 @@ class GroupLedger:
         num_tokens: int,
         num_rollouts: int,
         now: float,
+        requeued: bool = False,
     ) -> None:
-        """Note the result of a claimed group.
+        """Note the result of a claimed group; or `requeued`, of an issued one, from its payload.
 
         Raises:
-            LedgerError: if the group is not claimed, or at another attempt.
+            LedgerError: if the group is not claimed (issued), or at another attempt.
         """
         result = (min_version, max_version, reward_mean, reward_std, num_tokens, num_rollouts)
-        self._move(_FINISH, (*result, now, group_id, attempt), group_id)
+        move = _REQUEUE if requeued else _FINISH
+        self._move(move, (*result, now, group_id, attempt), group_id)
 
     def mask(self, group_id: int, reason: str, now: float) -> None:
         """Note that only a part of a finished group will be trained.
@@ -193,7 +200,7 @@ class GroupLedger:
         """End a group that will not be trained.
 
         Raises:
-            LedgerError: if the group is trained or dropped already.
+            LedgerError: if the group is trained, committed or dropped already.
         """
         self._move(_DROP, (reason, now, group_id), group_id)
 
@@ -221,9 +228,12 @@ class GroupLedger:
         self._move_all(_TRAIN, (version, now, step), ids, ids)
 
     def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
-        """Return (version that the step started from, step) of all that trained a group."""
+        """Return (version that the step started from, step) of all that trained a group, whether or
+        not a checkpoint has it.
+        """
         rows = self._sql.execute(
-            "SELECT DISTINCT trained_version, trained_step FROM groups WHERE state = 'trained'"
+            "SELECT DISTINCT trained_version, trained_step FROM groups"
+            " WHERE state IN ('trained', 'committed')"
         )
         return tuple(rows.fetchall())
 
@@ -234,6 +244,18 @@ class GroupLedger:
         self._begin()
         rows = self._sql.execute(_LOSE, (version, step, reason, now)).fetchall()
         return tuple(sorted((GroupRow(*row) for row in rows), key=lambda row: row.group_id))
+
+    def commit(self, step: int, now: float) -> tuple[int, ...]:
+        """Note that a checkpoint has what was trained up to a step; return these groups' ids."""
+        self._begin()
+        return tuple(row[0] for row in self._sql.execute(_COMMIT, (now, step)).fetchall())
+
+    def committed_step(self) -> int:
+        """Return the newest step of which a group is committed; 0 if there is none."""
+        row = self._sql.execute(
+            "SELECT coalesce(max(trained_step), 0) FROM groups WHERE state = 'committed'"
+        ).fetchone()
+        return cast("int", row[0])
 
     def save_cursor(self, epoch: int, position: int) -> None:
         """Note where the next prompt comes from; durable with the next flush."""

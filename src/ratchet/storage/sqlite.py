@@ -36,6 +36,10 @@ class Schema(NamedTuple):
     """`PRAGMA user_version` of the files that this code writes, from 1"""
     tables: str
     """SQL that creates them"""
+    migrations: tuple[str, ...] = ()
+    """SQL that makes version 2 of version 1, 3 of 2, and so on up to `version`; readers read older
+    files as they are, so it must leave to them what they select
+    """
 
 
 class Database:
@@ -84,7 +88,8 @@ class Database:
                     _build(path, schema, run)
                 connection = _connect(_uri(path, "mode=rw"))
                 try:
-                    check(connection, path, schema, run)
+                    check(connection, path, schema, run, thorough=True)
+                    _migrate(connection, schema)
                     connection.execute("PRAGMA journal_mode = WAL").fetchone()
                     connection.execute(f"PRAGMA synchronous = {synchronous}")
                     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -148,8 +153,22 @@ def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def check(connection: sqlite3.Connection, path: Path, schema: Schema, run: str | None) -> None:
+def check(
+    connection: sqlite3.Connection,
+    path: Path,
+    schema: Schema,
+    run: str | None,
+    *,
+    thorough: bool = False,
+) -> None:
     """Refuse a file that is not what it should be.
+
+    Args:
+        connection: to the file.
+        path: its name, for people.
+        schema: what it must contain.
+        run: whose it must be, if anyone's.
+        thorough: compare the indexes with the tables, too; that takes twice as long.
 
     Raises:
         UserError: if it is newer, of another kind or run, or fails SQLite's own check.
@@ -161,7 +180,8 @@ def check(connection: sqlite3.Connection, path: Path, schema: Schema, run: str |
             " written by a newer release; use that release, or another run directory"
         )
         raise UserError(msg)
-    problems = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
+    pragma = "integrity_check" if thorough else "quick_check"
+    problems = [row[0] for row in connection.execute(f"PRAGMA {pragma}(3)")]
     if problems != ["ok"]:
         raise UserError(_damaged(path, "; ".join(problems)))
     tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
@@ -229,6 +249,13 @@ def _create(connection: sqlite3.Connection, schema: Schema, run: str | None) -> 
         "INSERT INTO meta (key, value) VALUES (?, ?)",
         [("kind", schema.kind), ("run", run if run is not None else uuid.uuid4().hex)],
     )
+
+
+def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:
+    """Bring an older file to this schema, each version whole or not at all."""
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    for version, migration in enumerate(schema.migrations[found - 1 :], start=found + 1):
+        connection.executescript(f"BEGIN; {migration} PRAGMA user_version = {version}; COMMIT;")
 
 
 def _build(path: Path, schema: Schema, run: str | None) -> None:

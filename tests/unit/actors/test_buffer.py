@@ -30,6 +30,7 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.payloads import Payloads
 from ratchet.types import (
     Assignment,
     Packed,
@@ -61,6 +62,7 @@ class World:
         versions: int = 1,
         num_prompts: int = 100,
         prompts: Sequence[Prompt] | None = None,
+        directory: Path | None = None,
         **sections: Any,
     ) -> None:
         buffer = {"batch_groups": 2, "lease_s": LEASE_S, "max_staleness": 1}
@@ -72,13 +74,14 @@ class World:
         registry = self.others.ref("registry")
         registry.answer = self._registry
         self.system = make_system(remote=self.others)
-        self.ledger = GroupLedger.open(None)
+        self.ledger = GroupLedger.open(None if directory is None else directory / "ledger.sqlite")
         self.ref = BufferActor.start(
             self.system,
             RoleInfo("buffer", "buffer", "b1"),
             config=self.config,
             prompts=prompts or [Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
             ledger=self.ledger,
+            payloads=None if directory is None else Payloads(directory / "payloads"),
         )
 
     def _registry(self, message: Message) -> Message:

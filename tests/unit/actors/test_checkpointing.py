@@ -11,7 +11,7 @@ from tests.helpers.actors import RecordingLog
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.checkpointing import Checkpointing
-from ratchet.messages import StepTrained
+from ratchet.messages import CheckpointWritten, StepTrained
 from ratchet.staleness import Position
 
 
@@ -64,11 +64,17 @@ class Scene:
             backend=self.backend,  # type: ignore[arg-type]
             publisher=self,  # type: ignore[arg-type]
             account=lambda: StepTrained(3, self._position.step, (), {}),
+            announce=self._announce,
             spawn=self._spawn,
             now=asyncio.get_running_loop().time,
             log=self.log,
         )
         self.term = 3
+        self.announced: list[CheckpointWritten] = []
+
+    def _announce(self, written: CheckpointWritten) -> None:
+        assert self.store.calls[-1] == ("finish", 10 * written.step)  # it is whole
+        self.announced.append(written)
 
     @property
     def position(self) -> Position:
@@ -104,6 +110,7 @@ def test_every_so_many_steps_and_the_last_one() -> None:
         ]
         assert scene.backend.saving == [Path("20"), Path("40"), Path("50")]
         assert scene.checkpointing.newest == 5
+        assert scene.announced == [CheckpointWritten(3, step) for step in (2, 4, 5)]
         await scene.checkpointing.last()  # it is there already
         assert len(scene.store.calls) == 6
 
@@ -134,6 +141,7 @@ def test_a_failure_is_loud_and_the_next_one_is_tried() -> None:
         assert ("abandon", 10) in scene.store.calls
         assert ("abandon", 20) in scene.store.calls
         assert (scene.checkpointing.newest, scene.checkpointing.num_failed) == (3, 2)
+        assert scene.announced == [CheckpointWritten(3, 3)]
 
     play(1, body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from tests.helpers.training import make_groups
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.recovery import Recovery
+from ratchet.actors.stored_groups import StoredGroups
 from ratchet.errors import TaskError
 from ratchet.messages import RequestBatch, StepTrained
 from ratchet.staleness import Lineage
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.payloads import Payloads
 from ratchet.types import Prompt, RolloutGroup
 
 GROUP = make_groups(1, 2)[0]
@@ -26,8 +29,9 @@ PROMPTS = [Prompt(f"p{i}", f"{i}>") for i in range(5)]
 class Scene:
     """A buffer's table on a file, and a lineage in which the version is the step."""
 
-    def __init__(self, path: Path, num_versions: int = 9) -> None:
+    def __init__(self, path: Path, num_versions: int = 9, *, keep: bool = False) -> None:
         self.path = path
+        self.keep = keep
         self.lineage = Lineage()
         for version in range(num_versions):
             self.lineage.add(version, version, version - 1 if version else None)
@@ -36,7 +40,11 @@ class Scene:
     def open(self, prompts: list[Prompt] = PROMPTS) -> None:
         self.ledger = GroupLedger.open(self.path)
         source = PromptSource(prompts, seed=0)
-        self.table = GroupTable(self.ledger, source, wall_time=lambda: 1.0, max_reissues=3)
+        payloads = Payloads(self.path.parent / "payloads") if self.keep else None
+        self.stored = StoredGroups(payloads, max_staleness=1)
+        self.table = GroupTable(
+            self.ledger, source, wall_time=lambda: 1.0, max_reissues=3, stored=self.stored
+        )
         self.log = RecordingLog()
         self.recovery = Recovery(self.table, self.lineage, self.log)
 
@@ -44,6 +52,7 @@ class Scene:
         """What was flushed is there; then another life begins."""
         self.table.flush()
         self.ledger.close()
+        self.stored.close()
         self.open()
 
     def claim(self, number: int = 1) -> list[Entry]:
@@ -55,12 +64,25 @@ class Scene:
                 entry.group_id, entry.attempt, entry.prompt.prompt_id, entry.epoch, GROUP.rollouts
             )
             self.table.finish(entry, group, (0,))
+            self.stored.keep(entry, group)
 
     def batch(self, step: int, number: int = 1) -> list[int]:
         entries = self.claim(number)
         self.finish(*entries)
         self.table.batch(self.table.queued(), step)
         return [entry.group_id for entry in entries]
+
+    def next_batch(self, step: int) -> list[int]:
+        """One group, a stored one before all others."""
+        if not self.table.stored:
+            return self.batch(step)
+        stored = self.table.next_stored()
+        if stored is None:
+            return self.batch(step)
+        self.table.requeue(*stored, stored[1].versions)
+        self.stored.keep(*stored)
+        self.table.batch(self.table.queued(), step)
+        return [stored[0].group_id]
 
     def train(self, step: int, number: int = 1) -> list[int]:
         ids = self.batch(step, number)
@@ -70,6 +92,18 @@ class Scene:
     def request(self, term: int, version: int, done: StepTrained | None = None) -> RequestBatch:
         step = self.lineage.step(version)
         return RequestBatch("trainer-0", term, version, step, done)
+
+    def requeued(self) -> list[tuple[int, int]]:
+        """Queue all that is stored; return (group, attempt) of each."""
+        found = []
+        while (stored := self.table.next_stored()) is not None:
+            entry, group = stored
+            assert (entry.group_id, entry.attempt) == (group.group_id, group.attempt)
+            assert group.rollouts == GROUP.rollouts
+            self.table.requeue(entry, group, group.versions)
+            self.stored.keep(entry, group)
+            found.append((group.group_id, group.attempt))
+        return found
 
     def state(self, *group_ids: int) -> list[tuple[str, int, str | None]]:
         rows = [self.ledger.group(group_id) for group_id in group_ids]
@@ -164,17 +198,140 @@ def test_a_prompt_that_the_task_lost_is_named(scene: Scene) -> None:
     scene.ledger.close()
 
 
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[Scene]:
+    """One that keeps payloads."""
+    scene = Scene(tmp_path / "ledger.sqlite", keep=True)
+    yield scene
+    scene.stored.close()
+    scene.ledger.close()
+
+
+def test_finished_groups_come_back_with_the_next_life(keeping: Scene) -> None:
+    entries = keeping.claim(4)
+    keeping.finish(*entries[:3])
+    keeping.table.drop(entries[1], "stale")
+    keeping.table.retry(entries[2], "aborted")
+    keeping.kill()
+    assert keeping.table.num_queued == 0
+    assert keeping.requeued() == [(0, 1)]  # neither what was dropped, nor what was judged
+    assert keeping.state(0, 1, 2, 3) == [
+        ("finished", 1, None),
+        ("dropped", 0, "stale"),
+        ("issued", 1, "aborted"),
+        ("issued", 1, "buffer_died"),
+    ]
+    assert [entry.group_id for entry in keeping.claim(2)] == [2, 3]
+    keeping.kill()
+    assert keeping.requeued() == [(0, 2)]  # again and again
+
+
+def test_what_waits_to_come_back_survives_a_kill(keeping: Scene) -> None:
+    keeping.finish(*keeping.claim(2))
+    keeping.kill()
+    keeping.kill()
+    assert keeping.requeued() == [(0, 1), (1, 1)]
+
+
+def test_stored_groups_have_the_next_place(keeping: Scene) -> None:
+    keeping.finish(*keeping.claim(2))
+    keeping.kill()
+    assert keeping.table.open_groups.num == 0
+    assert keeping.table.promised.num == 2
+    keeping.requeued()
+    assert keeping.table.promised == keeping.table.open_groups
+    assert keeping.table.open_groups.num == 2
+
+
+def test_a_lost_step_comes_back_from_its_payloads(keeping: Scene) -> None:
+    ids = [keeping.train(step)[0] for step in (1, 2, 3, 4)]
+    keeping.table.commit(1)
+    keeping.recovery.settle(keeping.request(2, 1))
+    assert keeping.requeued() == [(group_id, 1) for group_id in ids[1:]]
+    assert keeping.state(*ids) == [("committed", 0, None)] + [("finished", 1, None)] * 3
+
+
+def test_a_batch_that_no_trainer_took_comes_back(keeping: Scene) -> None:
+    ids = keeping.batch(2, 2)
+    keeping.kill()
+    keeping.recovery.settle(keeping.request(2, 1))
+    assert keeping.requeued() == [(group_id, 1) for group_id in ids]
+
+
+def test_a_payload_is_gone_with_the_checkpoint_that_has_its_step(keeping: Scene) -> None:
+    first, second = keeping.train(1)[0], keeping.train(2)[0]
+    assert keeping.stored.ids == {first, second}
+    keeping.table.commit(1)
+    assert keeping.stored.ids == {second}
+    keeping.kill()
+    assert keeping.stored.ids == {second}
+    assert keeping.stored.saved_step == 1
+    keeping.recovery.settle(keeping.request(2, 0))  # from the base, and not from the checkpoint
+    assert keeping.requeued() == [(second, 1)]
+    assert keeping.state(first) == [("issued", 1, "step_lost")]
+    assert keeping.stored.saved_step == 0
+
+
+def test_payloads_are_kept_as_far_as_a_checkpoint_reaches(keeping: Scene) -> None:
+    """2 x max_staleness + 1 steps past the newest one, and as many for the next one."""
+    ids = [keeping.train(step)[0] for step in range(1, 10)]
+    assert keeping.stored.ids == set(ids[:3] + ids[6:])
+    keeping.table.commit(6)
+    assert keeping.stored.ids == set(ids[6:])
+    ids += [keeping.train(step)[0] for step in range(10, 15)]
+    assert keeping.stored.ids == set(ids[6:9] + ids[11:])
+
+
+def test_a_payload_that_is_damaged_is_generated_again(keeping: Scene) -> None:
+    keeping.finish(*keeping.claim(2))
+    keeping.table.flush()
+    keeping.stored.close()
+    (keeping.path.parent / "payloads" / "0.payload").write_bytes(b"torn")
+    keeping.kill()
+    assert keeping.requeued() == [(1, 1)]
+    assert keeping.state(0) == [("issued", 1, "buffer_died")]
+    assert keeping.claim()[0].group_id == 0
+
+
+def test_payloads_without_a_group_that_needs_them_are_removed(keeping: Scene) -> None:
+    (entry,) = keeping.claim()
+    keeping.finish(entry)
+    keeping.table.drop(entry, "stale")
+    keeping.table.flush()
+    keeping.stored.close()
+    path = keeping.path.parent / "payloads"
+    for group_id in (0, 77):  # as if the process had died before they were removed
+        (path / f"{group_id}.payload").write_bytes(b"old")
+    keeping.kill()
+    keeping.stored.close()
+    assert list(path.iterdir()) == []
+
+
+def test_a_poisoned_batch_does_not_come_back_for_ever(keeping: Scene) -> None:
+    ids = keeping.batch(1)
+    for _ in range(3):
+        keeping.table.reissue(keeping.table.batched()[0], "trainer_died")
+        keeping.requeued()
+        keeping.table.batch(keeping.table.queued(), 1)
+    keeping.table.reissue(keeping.table.batched()[0], "trainer_died")
+    assert keeping.state(*ids) == [("dropped", 3, "trainer_died")]
+    assert keeping.stored.ids == set()
+
+
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(tmp_path: Path, seed: int) -> None:
+def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(
+    tmp_path: Path, seed: int, keep: bool
+) -> None:
     """The weights that are left at the end have met every prompt of an epoch exactly once."""
     rng = random.Random(seed)
-    scene = Scene(tmp_path / "ledger.sqlite", num_versions=1)
+    scene = Scene(tmp_path / "ledger.sqlite", num_versions=1, keep=keep)
     term, version, step, done = 1, 0, 0, None
     saved: tuple[int, int, StepTrained | None] = (0, 0, None)
     newest = 0
     while step < 15:  # three epochs of five prompts
         scene.recovery.settle(RequestBatch("t", term, version, step, done))
-        ids = scene.batch(step + 1)
+        ids = scene.next_batch(step + 1)
         died = rng.choice(["", "", "", "trainer", "both before the step", "both after the step"])
         if died != "both before the step":
             newest += 1
@@ -185,6 +342,7 @@ def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(tmp_path: Path,
             version, step, done = newest, step + 1, account
             if rng.random() < 0.4:
                 saved = (version, step, done)
+                scene.table.commit(step)
         if died.startswith("both"):
             scene.kill()
         if died:
@@ -194,7 +352,8 @@ def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(tmp_path: Path,
             version = newest
             scene.lineage.add(version, step, base)
     scene.recovery.settle(RequestBatch("t", term, version, step, done))
-    rows = [row for row in scene.ledger.groups() if row.state == "trained"]
+    rows = scene.ledger.groups("trained", "committed")
     counts = Counter((row.epoch, row.prompt_id) for row in rows)
     assert counts == {(epoch, f"p{i}"): 1 for epoch in range(3) for i in range(5)}
+    scene.stored.close()
     scene.ledger.close()

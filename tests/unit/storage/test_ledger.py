@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.storage.groups import GroupEvent, GroupRow, read_events, read_groups
+from ratchet.errors import UserError
+from ratchet.storage.groups import SCHEMA, GroupEvent, GroupRow, read_events, read_groups
 from ratchet.storage.ledger import Cursor, GroupLedger, LedgerError
 
 RESULT: dict[str, Any] = {
@@ -70,6 +71,97 @@ def test_a_whole_life() -> None:
         GroupEvent(0, 4.0, "batched", "5"),
         GroupEvent(0, 5.0, "trained", "5"),
     )
+
+
+def test_a_checkpoint_commits_what_was_trained_up_to_its_step() -> None:
+    ledger = GroupLedger.open(None)
+    ids = [finished(ledger) for _ in range(3)]
+    for step, group_id in enumerate(ids, start=1):
+        ledger.batch([group_id], step, {group_id: 0}, 4.0)
+        if step < 3:
+            ledger.train([group_id], step, step - 1, 5.0)
+    assert ledger.commit(1, 6.0) == (ids[0],)
+    assert ledger.commit(3, 7.0) == (ids[1],)  # the third is not trained yet
+    assert ledger.commit(3, 8.0) == ()
+    assert ledger.committed_step() == 2
+    assert [row.state for row in ledger.groups()] == ["committed", "committed", "batched"]
+    assert ledger.events(ids[1])[-1] == GroupEvent(ids[1], 7.0, "committed", "2")
+
+
+def test_a_committed_step_can_still_be_lost() -> None:
+    """To a resume from an older checkpoint."""
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    ledger.batch([group_id], 5, {group_id: 1}, 4.0)
+    ledger.train([group_id], 5, 4, 5.0)
+    ledger.commit(5, 6.0)
+    assert ledger.trained_steps() == ((4, 5),)
+    (lost,) = ledger.lose(4, 5, "step_lost", 7.0)
+    assert (lost.state, lost.attempt, lost.trained_step) == ("issued", 1, None)
+    assert ledger.committed_step() == 0
+
+
+def test_a_lost_group_is_queued_again_without_a_worker() -> None:
+    ledger = GroupLedger.open(None)
+    group_id = finished(ledger)
+    with pytest.raises(LedgerError, match="state = 'issued'"):
+        ledger.finish(group_id, 0, **RESULT, now=4.0, requeued=True)
+    ledger.retry(group_id, 0, "buffer_died", 4.0)
+    ledger.finish(group_id, 1, **RESULT, now=5.0, requeued=True)
+    row = ledger.group(group_id)
+    assert row is not None
+    assert (row.state, row.attempt, row.reason, row.worker) == ("finished", 1, None, None)
+    assert (row.min_version, row.finished_at) == (2, 5.0)
+    assert [(e.event, e.detail) for e in ledger.events(group_id)[-2:]] == [
+        ("retried", "buffer_died"),
+        ("requeued", None),
+    ]
+
+
+def as_of_version_1(path: Path) -> None:
+    """Make the file what the first schema was."""
+    ledger = GroupLedger.open(path)
+    finished(ledger)
+    ledger.close()
+    old = """DROP TRIGGER group_changed;
+        CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
+            INSERT INTO events VALUES (NEW.group_id, NEW.changed_at,
+            iif(NEW.state = 'issued', 'retried', NEW.state), NULL);
+        END;
+        PRAGMA user_version = 1;"""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(old)
+
+
+def test_a_ledger_of_the_first_schema_is_read_and_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    as_of_version_1(path)
+    assert [row.state for row in read_groups(path)] == ["finished"]  # which changes nothing
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    ledger = GroupLedger.open(path)
+    ledger.retry(0, 0, "buffer_died", 4.0)
+    ledger.finish(0, 1, **RESULT, now=5.0, requeued=True)
+    ledger.close()
+    assert [event.event for event in read_events(path, 0)][-1] == "requeued"
+    GroupLedger.open(path).close()  # and nothing more to bring up
+    fresh = GroupLedger.open(None)
+    query = "SELECT name, sql FROM sqlite_master ORDER BY name"
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(query).fetchall() == fresh._sql.execute(query).fetchall()
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    as_of_version_1(path)
+    before = path.read_bytes()
+    broken = SCHEMA._replace(migrations=("DROP TRIGGER group_changed; SELECT 1 FROM missing;",))
+    monkeypatch.setattr("ratchet.storage.ledger.SCHEMA", broken)
+    with pytest.raises(UserError, match="no such table"):
+        GroupLedger.open(path)
+    assert path.read_bytes() == before
 
 
 def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
@@ -191,6 +283,7 @@ def test_counts_and_reasons() -> None:
         "finished": 1,
         "batched": 0,
         "trained": 0,
+        "committed": 0,
         "dropped": 3,
     }
     assert ledger.reasons() == {"stale": 2, "zero_spread": 1}
