@@ -1,5 +1,5 @@
-"""A trainer of two ranks under `ratchet run`: it trains, publishes and exports, and a rank that is
-killed ends the run.
+"""A trainer of two ranks under `ratchet run`: it trains, publishes and exports, and starts again as
+a whole when a rank is killed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import pytest
 from safetensors.torch import load_file
 from tests.helpers.command import Command, gone, kill
 from tests.helpers.config import small_config
+from tests.helpers.ledgers import versions_go_forward
 
-from ratchet.config import Config
+from ratchet.config import CheckpointConfig, Config
 from ratchet.storage.versions import read_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -52,16 +53,18 @@ def test_two_ranks_train_publish_and_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    with Command(config(100_000), tmp_path / "run") as command:
-        command.until("a second step", lambda: len(command.steps()) >= 2)
-        family = command.family()
+def test_a_trainer_with_a_killed_rank_starts_again_as_a_whole(tmp_path: Path) -> None:
+    saving = config(8).model_copy(update={"checkpoint": CheckpointConfig(every_steps=2)})
+    with Command(saving, tmp_path / "run") as command:
+        command.until("a third step", lambda: len(command.steps()) >= 3)
         two = ranks(command)
         assert len(two) == 2
-        assert {process.pid for process in two} < {process.pid for process in family}
         kill(two[1].pid)
-        code, output = command.finish(10.0)
-        assert gone(family[1:], 1.0) == []
-    assert code == 1
-    last = output.strip().splitlines()[-1]
-    assert "rank 1 of the trainer died of signal 9" in last
+        code, output = command.finish(90)
+        assert gone(two, 1.0) == []
+    assert code == 0, output
+    (end,) = command.events("launcher-0", "child_ended")[:1]
+    assert end["name"] == "trainer-0"
+    assert "rank 1 of the trainer died of signal 9" in end["reason"]
+    assert [line["step"] for line in command.steps()] == [1, 2, 3, 4, 5, 6, 7, 8]
+    versions_go_forward(tmp_path / "run" / "versions.sqlite", terms={1, 2}, last_step=8)

@@ -17,8 +17,9 @@ unblocks it:
   private directory stays behind until the launcher removes that of its sockets, where it is if
   there is one; nothing in it is secret.)
 
-There are no restarts: a trainer that starts again from the base model is a new run. That wants a
-checkpoint to start from; then `max_restarts` of the agent is the place to say how often.
+The agent restarts no rank: its launcher starts a trainer on one node again as a whole, from the
+newest checkpoint. A trainer on several nodes is not started again yet: its nodes would have to
+agree on which life of the gang they are.
 
 On one node nothing but gloo's and NCCL's own connections listens, on the loopback interface. What
 several nodes expose is said in `rendezvous.py`.

@@ -121,6 +121,7 @@ def build_tree(
     *,
     log: Log,
     on_escalation: OnEscalation | None = None,
+    restarts_trainer: bool = True,
 ) -> Supervisor:
     """Return the supervisor of the roles that are placed here, in the order of their start.
 
@@ -130,6 +131,7 @@ def build_tree(
         log: of the launcher.
         on_escalation: told the cause before the roles are stopped; unless it came from the
             registry, or the run goes on with another in the place of a role here.
+        restarts_trainer: False for one node of several that a trainer is on.
     """
     # the registry outlives the trainer of another launcher until all roles have heard of the end
     placed = {kind for kind, _ in children}
@@ -142,7 +144,8 @@ def build_tree(
     trainers = [child for kind, child in children if kind == "trainer"]
     if trainers:
         guided = [_Trainer(child) for child in trainers]
-        training = _workers(TRAINING, guided, config, log, STOP_S["trainer"])
+        max_restarts = config.runtime.max_restarts if restarts_trainer else 0
+        training = _workers(TRAINING, guided, config, log, STOP_S["trainer"], max_restarts)
         members.append(Member(training, significant=True))
     rollouts = [child for kind, child in children if kind == "rollout"]
     if rollouts:
@@ -170,11 +173,12 @@ def _workers(
     config: Config,
     log: Log,
     stop_s: float = STOP_S["rollout"],
+    max_restarts: int | None = None,
 ) -> Supervisor:
     runtime = config.runtime
     rules = Rules(
         runtime.restart_strategy,
-        max_restarts=runtime.max_restarts,
+        max_restarts=runtime.max_restarts if max_restarts is None else max_restarts,
         window_s=runtime.restart_window_s,
         backoff_first_s=runtime.backoff_first_s,
         backoff_most_s=runtime.backoff_most_s,
