@@ -25,6 +25,7 @@ from ratchet.actors.actor import Actor
 from ratchet.actors.membership import Membership
 from ratchet.actors.role import ORDERLY
 from ratchet.actors.system import System
+from ratchet.actors.vacancy import Vacancy
 from ratchet.errors import StaleTerm, VersionError
 from ratchet.messages import (
     AcquireTerm,
@@ -74,6 +75,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         run_name: str = "",
         config: str = "",
         suspect_s: float = 5.0,
+        trainer_wait_s: float = 600.0,
     ) -> None:
         super().__init__(system, name)
         self._store = store
@@ -83,9 +85,18 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         self._roles = Membership(me, suspect_s)
         self._started = self.now()
         self._ended: RunEnded | None = None
+        self._vacancy = Vacancy(
+            system, wait_s=trainer_wait_s, now=self.now, missed=self._trainer_missed
+        )
+
+    def on_start(self) -> None:
+        """In a run that has been trained, wait for whoever trained it to come back."""
+        if self._store.newest_term():
+            self._vacancy.open()
 
     def on_stop(self) -> None:
         """Close the file."""
+        self._vacancy.close()
         self._store.close()
 
     def receive(self, message: RegistryMessage | StopWaiting) -> Message | None:
@@ -134,6 +145,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             self.system.book.learn(role.name, role.address)
             self._tell(self._roles.who_hears_of(role), RoleJoined(role))
             self._roles.join(role)
+            self._vacancy.joined(role)
             self.system.ref(role.name).watch(self.actor_ref)
             self.log.info("role_joined", kind=role.kind, name=role.name, life=role.incarnation)
             if self._ended is not None:
@@ -186,11 +198,15 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
 
     def _leave(self, role: RoleInfo, reason: str) -> None:
         self._roles.leave(role, reason)
+        self._vacancy.left(role, reason)
         note = self.log.info if reason == ORDERLY else self.log.warning
         note("role_left", kind=role.kind, name=role.name, reason=reason)
         self._tell(self._roles.who_hears_of(role), RoleLeft(role, reason))
         if self._ended is not None and not len(self._roles):
             self.stop()
+
+    def _trainer_missed(self, why: str) -> None:
+        self.actor_ref.tell(EndRun(self.name, "failed", why))
 
     def _end_run(self, message: EndRun) -> None:
         newest = self._store.newest_term()
@@ -203,6 +219,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         note("run_ended", status=message.status, reason=message.reason, by=message.who)
         self._ended = self.system.run_ended = RunEnded(message.status, message.reason)
         self._tell(self._roles, self._ended)
+        self._vacancy.close()
         self.after(_LEAVE_S, StopWaiting())
 
     def _status(self) -> RunStatus:

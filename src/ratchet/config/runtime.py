@@ -54,6 +54,9 @@ class RuntimeConfig(Section):
     """Silence of a role after which it counts as dead."""
     ask_timeout_s: PositiveFloat = 30.0
 
+    trainer_wait_s: PositiveFloat = 600.0
+    """How long the run waits, without a trainer, for another life of it or for a standby."""
+
     @field_validator("host")
     @classmethod
     def _one_address(cls, value: str) -> str:

@@ -108,6 +108,7 @@ def start_role(
                 run_name=config.name,
                 config=config.to_toml(),
                 suspect_s=config.runtime.suspect_s,
+                trainer_wait_s=config.runtime.trainer_wait_s,
             )
         case "buffer":
             return BufferActor.start(

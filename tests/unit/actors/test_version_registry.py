@@ -213,3 +213,19 @@ def test_without_reports_the_registry_has_no_timer_of_its_own() -> None:
         await ref.stop(block=False)
 
     run_virtual(main())
+
+
+def test_a_run_whose_trainer_does_not_come_back_ends_and_says_for_whom_it_waited() -> None:
+    async def body(ask: Ask, others: RecordedDirectory, registry: Ref) -> None:
+        trainer = RoleInfo("trainer", "trainer-0", "t1")
+        await ask(RegisterRole(BUFFER))
+        await ask(RegisterRole(trainer))
+        registry.tell(Down("trainer-0", "silent for 15 s"))
+        await asyncio.sleep(599)
+        assert others.ref("buffer").of(RunEnded) == []
+        await asyncio.sleep(2)
+        (ended,) = others.ref("buffer").of(RunEnded)
+        assert ended.status == "failed"
+        assert ended.reason.startswith("trainer-0 is gone (silent for 15 s), and no trainer has")
+
+    scenario(body)
