@@ -50,7 +50,7 @@ def main() -> None:
     with ratchet.Run(config, directory=directory, reward=sevens) as run:
         for metrics in run:
             if metrics["step"] % 10 == 0:
-                reward, stale = metrics["reward_mean"], metrics["staleness_max"]
+                reward, stale = metrics["reward_mean"], metrics["buffer/staleness_max"]
                 print(f"step {metrics['step']}: reward {reward:.2f}, staleness up to {stale}")
         summary = run.wait()
     print(f"{summary['status']} after {summary['steps']} steps; see {run.directory.root}")

@@ -12,11 +12,11 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from ratchet.stats import BufferStats
 from ratchet.status import EndStatus, RoleReport, RunStatus
 from ratchet.types import (
     Assignment,
     Batch,
-    BufferStats,
     PolicyVersion,
     RoleInfo,
     RolloutGroup,

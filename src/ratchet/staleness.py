@@ -220,16 +220,6 @@ class Lineage:
         left = msgspec.structs.replace(group, rollouts=rollouts)
         return left if left.num_trained_tokens else None
 
-    def trained_staleness(self, group: RolloutGroup, position: Position) -> int:
-        """Return the staleness of the oldest token that is trained; 0 if there is none."""
-        versions = {
-            span.version
-            for rollout in group.rollouts
-            for span in rollout.spans
-            if 1 in rollout.loss_mask.data[span.start : span.end]
-        }
-        return max((self.staleness(version, position) for version in versions), default=0)
-
     def _node(self, version: PolicyVersion) -> tuple[int, PolicyVersion | None]:
         try:
             return self._nodes[version]

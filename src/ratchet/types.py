@@ -254,36 +254,8 @@ class RolloutStats(msgspec.Struct, frozen=True):
     failed_groups: int = 0
     in_flight_groups: int = 0
     version: PolicyVersion | None = None
-
-
-class BufferStats(msgspec.Struct, frozen=True):
-    """The buffer at the moment it hands out a batch. Window counters count since the previous
-    batch.
-    """
-
-    queue_groups: int
-    """Finished groups that stay behind, after this batch was taken."""
-    in_flight_groups: int
-    """Groups issued and not yet finished."""
-    staleness: tuple[int, ...]
-    """Staleness of each group of the batch, in optimiser steps."""
-    dropped: dict[str, int]
-    """Window: groups dropped, by reason."""
-    retried: int
-    """Window: groups issued again."""
-    leases_expired: int
-    """Window: leases that ended before a finish."""
-    workers: tuple[RolloutStats, ...]
-    finished_groups: int = 0
-    """Window: groups that were generated and scored, filtered ones included."""
-    finished_reward_mean: float | None = None
-    """Window: mean reward of those, which no filter has touched; None if there were none."""
-    masked: dict[str, int] = {}
-    """Window: groups handed out, to be trained in part, by reason; this batch included."""
-    queue_bytes: int = 0
-    """Bytes of the arrays of the groups that stay behind."""
-    custom: dict[str, float] = {}
-    """What the user's own policy says of itself, by the name of its metric."""
+    starved_s: float = 0.0
+    """Seconds in which it had room for a group, and was waiting for a prompt."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):

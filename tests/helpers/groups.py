@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ratchet.messages import BatchReady, GroupFinished
+from ratchet.stats import BufferStats
 from ratchet.types import (
     Batch,
-    BufferStats,
     Packed,
     Rollout,
     RolloutGroup,
@@ -41,4 +41,4 @@ def finished(*sizes: int) -> GroupFinished:
 def ready(*sizes: int) -> BatchReady:
     """A batch with a group of two rollouts for each number of tokens."""
     groups = tuple(finished(size, size).group for size in sizes)
-    return BatchReady(1, Batch(1, groups), BufferStats(0, 0, (), {}, 0, 0, ()))
+    return BatchReady(1, Batch(1, groups), BufferStats())

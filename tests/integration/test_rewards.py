@@ -49,7 +49,7 @@ def test_a_run_goes_on_whatever_a_reward_does(tmp_path: Path) -> None:
         code, output = command.finish(100)
     assert code == 0, output
     assert [step["step"] for step in command.steps()] == [1, 2, 3, 4, 5]
-    dropped = sum((Counter(step["dropped"]) for step in command.steps()), Counter())
+    dropped = sum((Counter(step["buffer/dropped"]) for step in command.steps()), Counter())
     assert set(BAD.values()) <= dropped.keys()
     groups = list(read_groups(tmp_path / "run" / "ledger.sqlite"))
     reasons = {(group.prompt_id, group.reason) for group in groups if group.state == "dropped"}

@@ -67,7 +67,7 @@ def test_it_says_what_it_did(run: Finished) -> None:
     assert "where to look next" in run.output
     assert run.summary["status"] == "finished"
     assert [m["step"] for m in run.metrics] == list(range(1, NUM_STEPS + 1))
-    assert {"step", "version", "reward_mean", "staleness_mean", "staleness_max", "queue_groups",
+    assert {"step", "version", "reward_mean", "buffer/staleness_mean", "buffer/queue_groups",
             "trainer_busy_share", "rollout_busy_share"} <= run.metrics[0].keys()  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_it_is_asynchronous(run: Finished) -> None:
     later = run.metrics[5:]
     busy = [m["trainer_busy_share"] + m["rollout_busy_share"] for m in later]
     assert sum(busy) / len(busy) > 1.3
-    assert sum(m["two_version_rollouts"] for m in later) > 0
+    assert sum(m["buffer/two_version_rollouts"] for m in later) > 0
 
 
 def test_staleness_is_there_and_never_past_the_bound(run: Finished) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.simulation import batch_marks, evaluation_checks, supervision
+from tests.simulation import batch_marks, counter_checks, evaluation_checks, supervision
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
@@ -292,6 +292,7 @@ class Watch:
             self._publications,
             self._evaluations,
             self._marks,
+            self._counters,
             self._nobody_is_paused,
         ):
             try:
@@ -483,6 +484,10 @@ class Watch:
         """A result is of one version."""
         for problem in evaluation_checks.check(self._world):
             self._expect(False, "I4", problem)
+
+    def _counters(self) -> None:
+        for problem in counter_checks.check(self._world.buffer):
+            self._expect(False, "I3", problem)
 
     def _marks(self) -> None:
         """What the batch filter has marked is not trained."""

@@ -63,7 +63,7 @@ def check(world: World, num_steps: int) -> None:
     steps = [line["step"] for line in world.output.lines]
     assert steps == list(range(1, num_steps + 1))
     bound = world.config.buffer.max_staleness
-    assert max(line["staleness_max"] for line in world.output.lines) <= bound
+    assert max(line["buffer/staleness_max"] for line in world.output.lines) <= bound
     assert world.trained_tokens_are_those_of_their_versions() > 0
     counts = world.ledger.counts()
     assert counts["trained"] == num_steps * world.config.buffer.batch_groups
@@ -87,8 +87,8 @@ def test_it_is_asynchronous_and_bounded() -> None:
     world, _ = simulate(1, num_steps=40)
     check(world, 40)
     lines = world.output.lines
-    assert sum(line["two_version_rollouts"] for line in lines) > 0
-    assert max(line["staleness_max"] for line in lines) > 0
+    assert sum(line["buffer/two_version_rollouts"] for line in lines) > 0
+    assert max(line["buffer/staleness_max"] for line in lines) > 0
     busy = [line["trainer_busy_share"] + line["rollout_busy_share"] for line in lines[5:]]
     assert sum(busy) / len(busy) > 1.3
 
@@ -98,7 +98,7 @@ def test_the_synchronous_baseline_is_never_stale_and_slower() -> None:
     together, slow = simulate(2, num_steps=20, trainer={"synchronous": True})
     check(apart, 20)
     check(together, 20)
-    assert {line["staleness_max"] for line in together.output.lines} == {0}
+    assert {line["buffer/staleness_max"] for line in together.output.lines} == {0}
     assert slow > 1.3 * fast
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tests.simulation.batch_marks import Marks
+from tests.simulation.counter_checks import Ledgered
 from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
@@ -44,6 +45,7 @@ from ratchet.backends.training.fake import FakeBackend
 from ratchet.config import Config
 from ratchet.errors import GenerationFailed, RewardFailed
 from ratchet.messages import BatchReady, Down, Message
+from ratchet.stats import BufferStats
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 from ratchet.tasks.base import Conversation, Step
@@ -229,6 +231,9 @@ class Buffer(BufferActor):
     last: Buffer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.began = Ledgered.of(kwargs["ledger"])
+        self.told: list[BufferStats] = []
+        """what went out beside each batch"""
         super().__init__(*args, **kwargs)
         self.hears: list[Callable[[int], None]] = []
         """told of the term that each batch is handed to, when it is"""
@@ -239,6 +244,7 @@ class Buffer(BufferActor):
         super()._serve()
         handed = self._batches.handed
         if handed is not None and handed is not before:
+            self.told.append(handed[1].stats)
             for hear in self.hears:
                 hear(handed[1].term)
 
@@ -395,14 +401,28 @@ class World:
         self.disk = disk
         self.store = KeptVersions.open(disk and disk.versions)
         self.ledger = KeptLedger.open(disk and disk.ledger)
+        self.reviving: set[str] = set()
+        """registry and buffer, while they are dead and their next life is about to begin"""
         self.crashes: list[Callable[[Crash], None]] = []
         """told of each crash of a process that writes files"""
         self.network.observers.append(self._observe)
 
     def start(self) -> None:
+        self._start_registry()
+        self._start_buffer()
+        names = [rollout_name(rank) for rank in range(self.config.rollout.num_workers)]
+        for workers in [names] if self._launchers == "one" else [[name] for name in names]:
+            self.launch(*workers)
+        for rank in range(self.config.num_evaluators):  # each on a node of its own
+            self.launch(evaluator_name(rank))
+        self.start_trainer(TRAINER)
+
+    def _start_registry(self) -> None:
         self._start(
             REGISTRY, lambda host: VersionRegistry.start(host.system, REGISTRY, store=self.store)
         )
+
+    def _start_buffer(self) -> None:
         self._start(
             BUFFER,
             lambda host: Buffer.start(
@@ -415,12 +435,6 @@ class World:
         )
         self.buffer = Buffer.last
         self.buffer.hears = self.buffer_says
-        names = [rollout_name(rank) for rank in range(self.config.rollout.num_workers)]
-        for workers in [names] if self._launchers == "one" else [[name] for name in names]:
-            self.launch(*workers)
-        for rank in range(self.config.num_evaluators):  # each on a node of its own
-            self.launch(evaluator_name(rank))
-        self.start_trainer(TRAINER)
 
     def start_trainer(self, name: str) -> None:
         """Start a trainer; an older one of that name can no longer be reached, and lives on."""
@@ -597,15 +611,38 @@ class World:
         ref.watch(end)
         return host, ref, end
 
-    def crash(self, name: str, *, power: bool) -> None:
+    def crash(self, name: str, *, power: bool) -> Crash | None:
         """Kill a process, and look at what it has left on the disk."""
         self.kill(name)
         if self.disk is None:
-            return
+            return None
         versions = self.disk.image(self.disk.versions, synced=not power or synced(self.store))
         ledger = self.disk.image(self.disk.ledger, synced=not power or synced(self.ledger))
+        crash = Crash(name, power, versions, ledger)
         for look in self.crashes:
-            look(Crash(name, power, versions, ledger))
+            look(crash)
+        return crash
+
+    async def revive(self, name: str, *, power: bool, after_s: float) -> None:
+        """Kill the registry or the buffer, and start it again from what it has left on the disk."""
+        if not self.network.alive(name) or self.disk is None:
+            return
+        self.reviving.add(name)
+        crash = self.crash(name, power=power)
+        assert crash is not None
+        if name == REGISTRY:
+            self.disk.versions = self.disk.image(crash.versions, synced=True)
+        else:
+            self.disk.ledger = self.disk.image(crash.ledger, synced=True)
+        await asyncio.sleep(after_s)
+        if not self.network.loop.ending:
+            if name == REGISTRY:
+                self.store = KeptVersions.open(self.disk.versions)
+                self._start_registry()
+            else:
+                self.ledger = KeptLedger.open(self.disk.ledger)
+                self._start_buffer()
+        self.reviving.discard(name)
 
     def kill(self, name: str) -> None:
         """SIGKILL the newest process of that name."""

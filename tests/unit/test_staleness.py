@@ -159,8 +159,6 @@ def test_spans_past_the_bound_are_masked_and_the_group_stays_as_it_was() -> None
     assert masks(left) == [[0, 0, 1, 0], [0, 0]]
     assert masks(group) == [[1] * 4, [1] * 2]
     assert left.versions == group.versions  # who made which token is not forgotten
-    assert line(6).trained_staleness(left, Position(5, 5)) == 2
-    assert line(6).trained_staleness(group, Position(5, 5)) == 5
 
 
 def test_a_group_within_the_bound_is_returned_as_it_is() -> None:

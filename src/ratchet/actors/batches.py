@@ -102,7 +102,8 @@ class Batches:
         step = request.step + 1
         batch = Batch(step, self._table.batch(entries, step))
         staleness = tuple(entry.staleness for entry in entries)
-        stats = self._counts.take(staleness, self._policy.metrics())
+        left = self._judging.queue_staleness(position)
+        stats = self._counts.take(staleness, left, self._policy.metrics())
         self.request = None
         self.handed = request, BatchReady(request.term, batch, stats)
         self._issuing.trains_next(request.term, Position(request.version, step))

@@ -107,7 +107,9 @@ class BufferActor(RoleActor[_Inbox]):
             ledger,
             PromptSource(prompts, config.seed, config.task.weights),
             wall_time=system.wall_time,
+            now=self.now,
             max_reissues=config.buffer.max_reissues,
+            by_task=len(config.task.weights) > 1,
             stored=StoredGroups(payloads, config.buffer.max_staleness, self.log),
         )
         self._known = KnownVersions()

@@ -1,17 +1,17 @@
 """What the buffer counts, for the line of each step and for `ratchet status`.
 
-Consumes the group table's counters and the workers' running totals, produces `BufferStats` and
-totals; waits for nothing.
+Consumes the group table's window and the workers' running totals, produces `BufferStats` and
+totals; waits for nothing. What the fields mean: docs/metrics.md.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping
 
 from ratchet.actors.group_table import GroupTable
-from ratchet.types import BufferStats, RoleInfo, RolloutStats
+from ratchet.stats import BufferStats, Distribution
+from ratchet.types import RoleInfo, RolloutStats
 
 
 class BufferCounts:
@@ -37,23 +37,33 @@ class BufferCounts:
         now = self._totals + self._window_totals()
         return {f"{name}_groups": now[name] for name in ("dropped", "retried", "reissued")}
 
-    def take(self, staleness: tuple[int, ...], custom: Mapping[str, float]) -> BufferStats:
+    def take(
+        self,
+        staleness: tuple[int, ...],
+        queue_staleness: Distribution,
+        custom: Mapping[str, float],
+    ) -> BufferStats:
         """Return the numbers beside a batch, and begin a new window."""
         self._totals += self._window_totals()
-        window = self._table.take_window()
-        rewards = window.finished_rewards
+        table, window = self._table, self._table.take_window()
         return BufferStats(
-            queue_groups=self._table.num_queued,
-            in_flight_groups=self._table.num_in_flight,
+            queue_groups=table.num_queued,
+            queue_bytes=table.queue.num_bytes,
+            queue_staleness=queue_staleness,
+            in_flight_groups=table.num_in_flight,
             staleness=staleness,
+            rejected_staleness=window.rejected_staleness.read(),
+            offered=window.offered.read(),
+            trained=window.trained.read(),
+            lost=window.lost.read(),
+            requeued_groups=window.num_requeued,
             dropped=dict(window.dropped),
-            retried=window.retried.total(),
+            retried=dict(window.retried),
+            reissued=dict(window.reissued),
             masked=dict(window.masked),
-            leases_expired=window.reissued.total(),
+            claim_to_finish_s=window.claim_to_finish.read(),
+            finish_to_train_s=window.finish_to_train.read(),
             workers=tuple(self._workers.values()),
-            finished_groups=len(rewards),
-            finished_reward_mean=statistics.fmean(rewards) if rewards else None,
-            queue_bytes=self._table.queue.num_bytes,
             custom=dict(custom),
         )
 

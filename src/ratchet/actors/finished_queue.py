@@ -72,6 +72,10 @@ class FinishedQueue:
         """Return each set of versions that has made a group here, once."""
         return list(self._alike)
 
+    def num_made_by(self, versions: tuple[PolicyVersion, ...]) -> int:
+        """Return how many entries are of exactly these versions."""
+        return len(self._alike.get(versions, ()))
+
     def made_by(self, versions: tuple[PolicyVersion, ...]) -> list[Entry]:
         """Return the entries of exactly these versions, oldest finish first."""
         return list(self._alike.get(versions, {}).values())

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ratchet.actors.admission import OpenGroups
-from ratchet.actors.filters import whole_rewards
 from ratchet.actors.finished_queue import FinishedQueue
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.stored_groups import StoredGroups
+from ratchet.actors.window import Made, Window
 from ratchet.storage.ledger import GroupLedger, GroupRow
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
 
@@ -38,6 +37,7 @@ class Entry:
     incarnation: str = ""
     base: PolicyVersion = 0
     """in flight: no token of it is older"""
+    claimed_at: float = 0.0
     lease_end: float = 0.0
     group: RolloutGroup | None = None
     versions: tuple[PolicyVersion, ...] = ()
@@ -47,20 +47,8 @@ class Entry:
     """of the oldest token that is trained, when it was last judged"""
     masked: str = ""
     """why a part of it is not trained"""
-
-
-@dataclass(slots=True)
-class Window:
-    """What happened since the last batch; reset when it is read."""
-
-    dropped: Counter[str] = field(default_factory=Counter)
-    retried: Counter[str] = field(default_factory=Counter)
-    """by the unused handler, by reason"""
-    masked: Counter[str] = field(default_factory=Counter)
-    """handed out in part, by reason"""
-    finished_rewards: list[float] = field(default_factory=list)
-    """mean reward of each finished group that has one"""
-    reissued: Counter[str] = field(default_factory=Counter)
+    made: Made | None = None
+    """queued or batched: for the counters; None if it was batched in an earlier life"""
 
 
 class GroupTable:
@@ -72,12 +60,15 @@ class GroupTable:
         source: PromptSource,
         *,
         wall_time: Callable[[], float],
+        now: Callable[[], float],
         max_reissues: int,
+        by_task: bool = False,
         stored: StoredGroups | None = None,
     ) -> None:
         self._ledger = ledger
         self._source = source
         self._wall = wall_time
+        self._now = now
         self._max_reissues = max_reissues
         self._waiting: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
@@ -86,7 +77,7 @@ class GroupTable:
         self.queue = FinishedQueue()
         self._batched: dict[int, Entry] = {}
         self.stored = StoredGroups() if stored is None else stored
-        self._window = Window()
+        self._window = Window(by_task)
         self.dirty = False
         """There are transitions that a flush would make durable."""
         self._restore()
@@ -110,6 +101,7 @@ class GroupTable:
             elif row.state == "issued":
                 self._line_up(entry, row.reason or "")
             else:
+                self._window.reissued["buffer_died"] += 1
                 self._give_up(entry, "buffer_died", counts=False)
                 self._line_up(entry, "buffer_died")
 
@@ -178,6 +170,7 @@ class GroupTable:
             epoch, prompt = self._source.next()
             entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
         entry.worker, entry.incarnation = worker
+        entry.claimed_at = self._now()
         entry.lease_end = until
         entry.base = base
         self._bases[base] += 1
@@ -215,15 +208,15 @@ class GroupTable:
     ) -> None:
         """Queue a claimed group."""
         self._land(entry)
-        reward_mean = self._queue(entry, group, versions, requeued=False)
-        if reward_mean is not None:
-            self._window.finished_rewards.append(reward_mean)
+        made = self._queue(entry, group, versions, requeued=False)
+        self._window.finished(entry.prompt.prompt_id, made, entry.claimed_at)
 
     def requeue(
         self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
     ) -> None:
         """Queue a group that was stored; its first finish has counted."""
         self._queue(entry, group, versions, requeued=True)
+        self._window.num_requeued += 1
 
     def next_stored(self) -> tuple[Entry, RolloutGroup] | None:
         """Return what was stored for longest, to be queued; what cannot be read is issued again."""
@@ -245,11 +238,12 @@ class GroupTable:
         versions: tuple[PolicyVersion, ...],
         *,
         requeued: bool,
-    ) -> float | None:
+    ) -> Made:
         entry.group, entry.versions = group, versions
+        entry.made = made = Made.of(group, self._now())
         self.queue.put(entry, group)
-        rewards = whole_rewards(group)
-        reward_mean = statistics.fmean(rewards) if rewards else None
+        rewards = made.rewards
+        reward_mean = sum(rewards) / len(rewards) if rewards else None
         self.dirty = True
         self._ledger.finish(
             entry.group_id,
@@ -263,7 +257,7 @@ class GroupTable:
             now=self._wall(),
             requeued=requeued,
         )
-        return reward_mean
+        return made
 
     def mask(self, entry: Entry, reason: str) -> None:
         """Note that only a part of a queued group is worth training, once per reason."""
@@ -300,8 +294,10 @@ class GroupTable:
 
     def train(self, group_ids: Sequence[int], step: int, version: PolicyVersion) -> None:
         """Forget groups that an optimiser step has used."""
+        now = self._now()
         for group_id in group_ids:
-            del self._batched[group_id]
+            entry = self._batched.pop(group_id)
+            self._window.has_trained(entry.prompt.prompt_id, entry.made, now)
         self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
         self.stored.trained(group_ids, step)
@@ -339,9 +335,9 @@ class GroupTable:
 
     def reissue(self, entry: Entry, reason: str) -> None:
         """Its worker died or stalled: issue it again, unless it did that too often."""
-        self._window.reissued[reason] += 1
         if entry.reissues < self._max_reissues:
             entry.reissues += 1
+            self._window.reissued[reason] += 1
             self._again(entry, reason)
         else:
             self.drop(entry, reason)
@@ -356,7 +352,7 @@ class GroupTable:
 
     def take_window(self) -> Window:
         """Return the counters since the last call, and reset them."""
-        window, self._window = self._window, Window()
+        window, self._window = self._window, self._window.next()
         return window
 
     def flush(self) -> None:
@@ -392,11 +388,11 @@ class GroupTable:
             return
         if entry in self.queue:
             self.queue.take(entry.group_id)
-            return
-        if self._batched.pop(entry.group_id, None) is not None:
-            return
-        msg = f"group {entry.group_id} is in no place that it could leave"
-        raise RuntimeError(msg)
+        elif self._batched.pop(entry.group_id, None) is None:
+            msg = f"group {entry.group_id} is in no place that it could leave"
+            raise RuntimeError(msg)
+        self._window.has_lost(entry.prompt.prompt_id, entry.made)
+        entry.made = None
 
     def _land(self, entry: Entry) -> None:
         """Out of flight; where it comes to is the caller's."""
@@ -417,4 +413,4 @@ def _deviation(values: Sequence[float], mean: float | None) -> float | None:
     """
     if mean is None:
         return None
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return math.dist(values, (mean,) * len(values)) / math.sqrt(len(values))

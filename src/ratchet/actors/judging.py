@@ -18,6 +18,7 @@ from ratchet.config import BufferConfig
 from ratchet.messages import GroupFailed
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
+from ratchet.stats import Distribution, Tally
 from ratchet.types import PolicyVersion, RolloutGroup
 
 
@@ -84,6 +85,8 @@ class Judging:
     def reject(self, group_id: int, reason: str) -> None:
         """Judge a group of the batch that its step did not use."""
         entry = self._table.rejected(group_id)
+        if reason == "stale":
+            self._table.window.rejected_staleness.count(entry.staleness)
         self._apply(entry, self._verdicts.at_step(entry, reason))
 
     def purge(self, position: Position) -> None:
@@ -100,10 +103,21 @@ class Judging:
         known: dict[tuple[PolicyVersion, ...], int] = {}
         for entry in entries:
             if entry.versions not in known:
-                staleness = self._staleness(entry.versions, position)
-                within = (age for age in staleness.values() if age <= self._max_staleness)
-                known[entry.versions] = max(within, default=max(staleness.values(), default=0))
+                known[entry.versions] = self._trained_staleness(entry.versions, position)
             entry.staleness = known[entry.versions]
+
+    def queue_staleness(self, position: Position) -> Distribution:
+        """Return the same of all that is queued."""
+        tally = Tally()
+        for versions in self._table.queue.sets_of_versions():
+            number = self._table.queue.num_made_by(versions)
+            tally.count(self._trained_staleness(versions, position), number)
+        return tally.read()
+
+    def _trained_staleness(self, versions: tuple[PolicyVersion, ...], position: Position) -> int:
+        staleness = self._staleness(versions, position).values()
+        within = (age for age in staleness if age <= self._max_staleness)
+        return max(within, default=max(staleness, default=0))
 
     def _staleness(
         self, versions: tuple[PolicyVersion, ...], position: Position
@@ -114,13 +128,13 @@ class Judging:
         verdict = self._verdicts.at_get(entry, staleness)
         if verdict == KEEP:
             return
+        oldest = max(staleness.values(), default=0)
         if (verdict.action, verdict.reason) != ("mask", entry.masked):
             self._log.info(
-                "group_stale",
-                group=entry.group_id,
-                staleness=max(staleness.values(), default=0),
-                verdict=verdict.action,
+                "group_stale", group=entry.group_id, staleness=oldest, verdict=verdict.action
             )
+        if verdict.action != "mask":
+            self._table.window.rejected_staleness.count(oldest)
         self._apply(entry, verdict)
 
     def _apply(self, entry: Entry, verdict: Verdict) -> None:

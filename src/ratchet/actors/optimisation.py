@@ -80,8 +80,9 @@ class Optimisation:
         if judged.trained:
             applied, reports = await self._optimise(judged.groups, times)
         lineage = self._publisher.lineage
-        staleness = [lineage.trained_staleness(group, position) for group in judged.trained]
-        return StepResult(position.version, judged, staleness, applied, reports)
+        versions = {version for group in judged.trained for version in group.versions}
+        ages = {version: lineage.staleness(version, position) for version in versions}
+        return StepResult(position.version, judged, ages, applied, reports)
 
     def count(self, result: StepResult, step: int) -> None:
         """Note how a step went.

@@ -23,7 +23,7 @@ from typing import assert_never
 from ratchet.actors.evaluation_share import EvaluationShares
 from ratchet.actors.generation import Generator, GroupFailure, Scorer
 from ratchet.actors.role import BUFFER, RoleActor
-from ratchet.actors.slots import Slots
+from ratchet.actors.slots import Slots, Stopwatch
 from ratchet.actors.system import System
 from ratchet.actors.weight_loads import WeightLoads
 from ratchet.backends.rollout.base import RolloutEngine
@@ -127,6 +127,7 @@ class RolloutActor(RoleActor[_Inbox]):
         )
         self._rests = False
         self._started = 0.0
+        self._starved = Stopwatch(self.now)
 
     def on_start(self) -> None:
         """Start the engine, then register: a registered rollout can take weights at once."""
@@ -159,6 +160,7 @@ class RolloutActor(RoleActor[_Inbox]):
 
     def receive(self, message: _Inbox) -> asyncio.Task[WeightsLoaded | PolicyEvaluated] | None:
         """Handle one message; loads and evaluations reply when they are done."""
+        self._starved.tick(self._may_claim and self._slots.has_credit)
         match message:
             case PromptsClaimed():
                 self._claimed(message)
@@ -198,12 +200,16 @@ class RolloutActor(RoleActor[_Inbox]):
 
     # --- groups
 
+    @property
+    def _may_claim(self) -> bool:
+        """If not, `EngineReady` follows a load and an evaluation, and `Rested` the rest."""
+        may = not self._rests and not self._evaluations.running and self.role.kind != "evaluator"
+        return may and self._engine.version is not None
+
     def _claim(self) -> None:
-        if self._engine.version is None or self._rests or self._evaluations.running:
-            return  # `EngineReady` follows a load and an evaluation, `Rested` the rest
-        if self.role.kind == "evaluator":
-            return
         version = self._engine.version
+        if version is None or not self._may_claim:
+            return
         message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit, version)
         self.system.ref(BUFFER).tell(message)
 
@@ -262,6 +268,7 @@ class RolloutActor(RoleActor[_Inbox]):
             failed_groups=self._slots.num_failed,
             in_flight_groups=self._slots.num_in_flight,
             version=self._engine.version,
+            starved_s=self._starved.seconds,
         )
 
     # --- evaluation

@@ -13,6 +13,7 @@ there are slots, each with one long sample.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 _BACKOFF_S: Final = 0.05
@@ -86,3 +87,19 @@ class Slots:
         else:
             self.num_failed += 1
             self._failures_in_a_row += 1
+
+
+class Stopwatch:
+    """Adds up the times in which something was so."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last = now()
+        self.seconds = 0.0
+
+    def tick(self, was_so: bool) -> None:
+        """Say whether it was so since the last tick."""
+        now = self._now()
+        if was_so:
+            self.seconds += now - self._last
+        self._last = now

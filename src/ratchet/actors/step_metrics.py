@@ -7,14 +7,16 @@ dictionary; waits for nothing. Field names and units: docs/metrics.md.
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ratchet.actors.buffer_metrics import buffer_metrics, consumed_staleness
 from ratchet.actors.judgement import Judgement
 from ratchet.actors.transfer import Transferred
 from ratchet.backends.training.base import TrainingBackend
-from ratchet.types import BufferStats, PolicyVersion, RolloutStats
+from ratchet.stats import BufferStats
+from ratchet.types import PolicyVersion, RolloutStats
 
 
 def sync_metrics(done: Transferred, snapshot_s: float) -> dict[str, float | None]:
@@ -42,8 +44,8 @@ class StepResult(NamedTuple):
     version: PolicyVersion
     """of the weights that took the step"""
     judged: Judgement
-    staleness: Sequence[int]
-    """optimiser steps, of the oldest trained token of each group of `judged.trained`"""
+    ages: Mapping[PolicyVersion, int]
+    """staleness of each version of `judged.trained`, in optimiser steps"""
     applied: bool
     """whether the weights have changed"""
     reports: Mapping[str, float]
@@ -136,7 +138,7 @@ class StepMetrics:
         times: StepTimes,
     ) -> dict[str, Any]:
         """Return the line of one step. Means and maxima of nothing are null."""
-        judged, staleness = result.judged, result.staleness
+        judged = result.judged
         trajectories = [each for group in judged.trained for each in group.trained_trajectories]
         rollouts = [each for trajectory in trajectories for each in trajectory]
         rewards = [trajectory[0].reward for trajectory in trajectories]
@@ -148,26 +150,13 @@ class StepMetrics:
             "applied": result.applied,
             "reward_mean": statistics.fmean(rewards) if rewards else None,
             "reward_std": statistics.pstdev(rewards) if rewards else None,
-            "finished_reward_mean": stats.finished_reward_mean,
-            "finished_groups": stats.finished_groups,
-            "staleness_mean": statistics.fmean(staleness) if staleness else None,
-            "staleness_max": max(staleness, default=None),
-            "staleness_histogram": {str(k): n for k, n in sorted(Counter(staleness).items())},
-            "two_version_rollouts": sum(
-                rollout.min_version != rollout.max_version for rollout in rollouts
-            ),
             "num_groups": len(judged.trained),
             "num_tokens": sum(rollout.num_trained_tokens for rollout in rollouts),
             "buffer/masked_groups": judged.masked_groups,
             "buffer/masked_tokens": judged.masked_tokens,
             "buffer/marked_samples": judged.marked_samples,
-            "queue_groups": stats.queue_groups,
-            "buffer/queue_bytes": stats.queue_bytes,
-            **stats.custom,
-            "in_flight_groups": stats.in_flight_groups,
-            "dropped": stats.dropped,
-            "retried": stats.retried,
-            "leases_expired": stats.leases_expired,
+            **consumed_staleness(judged.trained, result.ages),
+            **buffer_metrics(stats),
             "trainer_busy_share": times.parts["train_s"] / step_s,
             **self._rollouts(stats.workers),
             "step_s": step_s,
@@ -183,18 +172,21 @@ class StepMetrics:
         return {**self._sync, "weights/num_caught_up": num_caught_up}
 
     def _rollouts(self, workers: Sequence[RolloutStats]) -> dict[str, float]:
-        shares, tokens = [], 0
+        shares, starved, tokens = [], [], 0
         for now in workers:
             before = self._workers.get(now.worker)
             if before is None or before.incarnation != now.incarnation:
                 before = RolloutStats(now.worker, now.incarnation)
             tokens += now.generated_tokens - before.generated_tokens
-            if now.uptime_s > before.uptime_s:
-                shares.append((now.busy_s - before.busy_s) / (now.uptime_s - before.uptime_s))
+            if (seconds := now.uptime_s - before.uptime_s) > 0:
+                shares.append((now.busy_s - before.busy_s) / seconds)
+                starved.append((now.starved_s - before.starved_s, seconds))
             self._workers[now.worker] = now
         elapsed = self._now() - self._read_at
         self._read_at = self._now()
         return {
             "rollout_busy_share": statistics.fmean(shares) if shares else 0.0,
+            "buffer/worker_wait_s": sum(waited for waited, _ in starved),
+            "buffer/worker_wait_share": statistics.fmean(a / b for a, b in starved or [(0.0, 1.0)]),
             "tokens_per_s": tokens / elapsed if elapsed > 0 else 0.0,
         }

@@ -116,8 +116,9 @@ class PlainView:
         m = _Numbers(metrics)
         text = (
             f"step {m.count('step')}{self._of}  reward {_rewards(metrics)}"
-            f"  staleness {m.real('staleness_mean', 1)} (max {m.count('staleness_max')})"
-            f"  queue {m.count('queue_groups')}  {m.count('tokens_per_s')} tokens/s"
+            f"  staleness {m.real('buffer/staleness_mean', 1)}"
+            f" (max {m.count('buffer/staleness_max')})"
+            f"  queue {m.count('buffer/queue_groups')}  {m.count('tokens_per_s')} tokens/s"
             f"  version {m.count('version')}  idle: trainer {m.idle('trainer_busy_share')},"
             f" engines {m.idle('rollout_busy_share')}"
         )
@@ -163,7 +164,7 @@ class PanelView:
         reward = metrics.get("reward_mean")
         if isinstance(reward, int | float):
             self._rewards.append(float(reward))
-        self._dropped.update(metrics.get("dropped") or {})
+        self._dropped.update(metrics.get("buffer/dropped") or {})
 
     def on_event(self, line: LogLine) -> None:
         """Keep it for the next drawing."""
@@ -211,8 +212,14 @@ class PanelView:
         dropped = ", ".join(f"{printable(why)} {n}" for why, n in sorted(self._dropped.items()))
         rows = (
             ("reward", f"{_rewards(self._last)}  {sparkline(self._rewards, self._blocks)}"),
-            ("staleness", f"mean {m.real('staleness_mean', 2)}, max {m.count('staleness_max')}"),
-            ("queue", f"{m.count('queue_groups')}, in flight {m.count('in_flight_groups')}"),
+            (
+                "staleness",
+                f"mean {m.real('buffer/staleness_mean', 2)}, max {m.count('buffer/staleness_max')}",
+            ),
+            (
+                "queue",
+                f"{m.count('buffer/queue_groups')}, in flight {m.count('buffer/in_flight_groups')}",
+            ),
             ("tokens/s", m.count("tokens_per_s")),
             ("version", m.count("version")),
             (
@@ -234,9 +241,11 @@ class PanelView:
 
 def _rewards(metrics: Mapping[str, Any]) -> str:
     """Mean reward of what is trained, and of all that finished where drops make them differ."""
-    m = _Numbers(metrics)
-    everything = f" (all {m.real('finished_reward_mean')})" if metrics.get("dropped") else ""
-    return m.real("reward_mean") + everything
+    mean = _Numbers(metrics).real("reward_mean")
+    if not metrics.get("buffer/dropped"):
+        return mean
+    offered = _Numbers(metrics.get("buffer/offered/reward") or {})
+    return f"{mean} (all {offered.real('mean')})"
 
 
 def sparkline(values: deque[float] | list[float], blocks: str = _BLOCKS) -> str:

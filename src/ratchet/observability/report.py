@@ -25,8 +25,10 @@ from ratchet.observability.follow import read_logs
 from ratchet.observability.lines import LineFilter, printable
 from ratchet.observability.metrics import Metrics, read_metrics
 from ratchet.observability.rundir import RunDirectory
+from ratchet.stats import Distribution, merged
 
 _EDGE_STEPS: Final = 20
+_POPULATIONS: Final = ("offered", "trained", "lost")
 
 
 class EvalResult(msgspec.Struct, frozen=True):
@@ -60,9 +62,13 @@ class RunReport(msgspec.Struct, frozen=True):
     """steps at each end over which rewards are averaged: a tenth of all, at most 20"""
     reward_first: float | None
     reward_last: float | None
-    finished_reward_first: float | None
+    offered_reward_first: float | None
     """of all groups that finished, those dropped by a filter included"""
-    finished_reward_last: float | None
+    offered_reward_last: float | None
+    tokens: dict[str, Distribution]
+    """lengths of the rollouts that were offered, trained and lost"""
+    rewards: dict[str, Distribution]
+    """and rewards of their trajectories"""
     versions: dict[str, int]
     """by state"""
     groups: dict[str, int]
@@ -94,7 +100,8 @@ def make_report(directory: Path) -> RunReport:
     edge = min(_EDGE_STEPS, max(1, len(steps) // 10))
     staleness: Counter[int] = Counter()
     for step in steps:
-        staleness.update({int(k): n for k, n in (step.get("staleness_histogram") or {}).items()})
+        histogram = step.get("buffer/staleness_histogram") or {}
+        staleness.update({int(k): n for k, n in histogram.items()})
     versions, groups, dropped = _ledgers(run)
     levels = _levels(run.logs)
     return RunReport(
@@ -106,14 +113,16 @@ def make_report(directory: Path) -> RunReport:
         edge_steps=edge,
         reward_first=_mean(steps[:edge], "reward_mean"),
         reward_last=_mean(steps[-edge:], "reward_mean"),
-        finished_reward_first=_mean(steps[:edge], "finished_reward_mean"),
-        finished_reward_last=_mean(steps[-edge:], "finished_reward_mean"),
+        offered_reward_first=_offered(steps[:edge]),
+        offered_reward_last=_offered(steps[-edge:]),
+        tokens={name: _merged(steps, f"buffer/{name}/tokens") for name in _POPULATIONS},
+        rewards={name: _merged(steps, f"buffer/{name}/reward") for name in _POPULATIONS},
         versions=versions,
         groups=groups,
         dropped=dropped,
-        retried=sum(step.get("retried") or 0 for step in steps),
+        retried=sum(sum((step.get("buffer/retried") or {}).values()) for step in steps),
         staleness=dict(sorted(staleness.items())),
-        two_version_rollouts=sum(step.get("two_version_rollouts") or 0 for step in steps),
+        two_version_rollouts=sum(step.get("buffer/two_version_rollouts") or 0 for step in steps),
         tokens_per_s=_mean(steps, "tokens_per_s"),
         trainer_busy_share=_mean(steps, "trainer_busy_share"),
         rollout_busy_share=_mean(steps, "rollout_busy_share"),
@@ -153,13 +162,16 @@ def _rows(report: RunReport) -> Iterable[tuple[str, str]]:
     if report.dropped:
         yield (
             "all groups",
-            f"{_text(report.finished_reward_first)} -> {_text(report.finished_reward_last)}"
+            f"{_text(report.offered_reward_first)} -> {_text(report.offered_reward_last)}"
             " (rewards of the dropped ones included)",
         )
     yield "held out", f"{_accuracy(summary.eval_before)} -> {_accuracy(summary.eval_after)}"
     yield "versions", _counts(report.versions)
     yield "groups", _counts(report.groups)
     yield "dropped", _counts(report.dropped)
+    if report.tokens["lost"].count:
+        yield "lengths", _selection(report.tokens, 0)
+        yield "rewards", _selection(report.rewards, 3)
     yield "retried", str(report.retried)
     yield "staleness", _histogram(report.staleness)
     yield "mixed", f"{report.two_version_rollouts} rollouts with tokens of several versions"
@@ -225,6 +237,23 @@ def _levels(logs: Path) -> Counter[str | None]:
 def _mean(steps: Sequence[Metrics], name: str) -> float | None:
     values = [step[name] for step in steps if isinstance(step.get(name), int | float)]
     return statistics.fmean(values) if values else None
+
+
+def _merged(steps: Sequence[Metrics], name: str) -> Distribution:
+    return merged(Distribution.of_summary(step[name]) for step in steps if step.get(name))
+
+
+def _offered(steps: Sequence[Metrics]) -> float | None:
+    rewards = _merged(steps, "buffer/offered/reward")
+    return rewards.mean if rewards.count else None
+
+
+def _selection(parts: Mapping[str, Distribution], digits: int) -> str:
+    """Say of what was offered, trained and lost where it differs."""
+    return ", ".join(
+        f"{name} {each.mean:.{digits}f} (p90 {each.quantile(0.9):g})" if each.count else f"{name} -"
+        for name, each in parts.items()
+    )
 
 
 def _text(value: float | None, digits: int = 3) -> str:

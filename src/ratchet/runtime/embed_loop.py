@@ -30,8 +30,9 @@ from ratchet.errors import RunFailed
 from ratchet.messages import BatchReady
 from ratchet.runtime.embed_guest import Member
 from ratchet.staleness import Position
+from ratchet.stats import BufferStats
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import BufferStats, PolicyVersion, Prompt, RolloutGroup
+from ratchet.types import PolicyVersion, Prompt, RolloutGroup
 
 T = TypeVar("T")
 

@@ -361,7 +361,7 @@ def test_of_an_aborted_group_the_whole_rollouts_are_trained_or_nothing() -> None
         (ready,) = world.batches
         assert [trained_tokens(group) for group in ready.batch.groups] == [[2, 0], [2, 2]]
         assert ready.stats.masked == {"aborted": 1}
-        assert ready.stats.finished_reward_mean == pytest.approx((1.0 + 0.5) / 2)
+        assert ready.stats.offered.rewards.histogram == {1.0: 2, 0.0: 1}
         row = world.ledger.group(0)
         assert row is not None
         assert (row.reward_mean, row.reason) == (1.0, "aborted")
@@ -439,7 +439,7 @@ def test_a_lease_ends_and_the_prompt_is_issued_again() -> None:
         await world.finish(c)
         await world.request()
         assert ids(world.batches[0]) == [b.group_id, again.group_id]
-        assert world.batches[0].stats.leases_expired == 1
+        assert world.batches[0].stats.reissued == {"lease_expired": 1}
 
     scenario(body)
 
@@ -564,7 +564,9 @@ def test_the_reward_of_all_finished_groups_is_told_beside_that_of_the_batch() ->
         await world.finish(c, rewards=(0.0, 1.0))
         await world.request()
         stats = world.batches[0].stats
-        assert (stats.finished_groups, stats.finished_reward_mean) == (3, pytest.approx(2 / 3))
+        assert stats.offered.groups == 3
+        assert stats.offered.rewards.mean == pytest.approx(2 / 3)
+        assert (stats.lost.groups, stats.lost.rewards.mean) == (1, 1.0)
 
     scenario(body, buffer={"filters": ["zero_spread"]})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,25 +14,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.helpers.training import make_groups
 
-from ratchet.actors.group_table import Entry, GroupTable, Window
+from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.prompt_source import PromptSource
+from ratchet.actors.window import Window
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import Prompt, RolloutGroup
 
+POPULATIONS = ("offered", "trained", "lost")
 WORKERS = [("r0", "a"), ("r0", "b"), ("r1", "a")]
-GROUP = make_groups(1, 2)[0]
+GROUPS = make_groups(5, 2)
 
 
 def group_of(entry: Entry) -> RolloutGroup:
+    rollouts = GROUPS[(entry.group_id + entry.attempt) % len(GROUPS)].rollouts
     return RolloutGroup(
-        entry.group_id, entry.attempt, entry.prompt.prompt_id, entry.epoch, GROUP.rollouts
+        entry.group_id, entry.attempt, entry.prompt.prompt_id, entry.epoch, rollouts
     )
 
 
-def make_table(max_reissues: int = 1) -> tuple[GroupTable, GroupLedger]:
+def make_table(
+    max_reissues: int = 1, now: Callable[[], float] = lambda: 1.0
+) -> tuple[GroupTable, GroupLedger]:
     ledger = GroupLedger.open(None)
     source = PromptSource([Prompt(f"p{i}", f"{i}>") for i in range(3)], seed=0)
-    table = GroupTable(ledger, source, wall_time=lambda: 1.0, max_reissues=max_reissues)
+    table = GroupTable(ledger, source, wall_time=lambda: 1.0, now=now, max_reissues=max_reissues)
     return table, ledger
 
 
@@ -50,7 +56,11 @@ class Places(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.masked: dict[int, str] = {}
         self.reasons: Counter[str] = Counter()
-        self.window = {name: Counter[str]() for name in ("dropped", "retried", "masked")}
+        names = ("dropped", "retried", "masked", "reissued")
+        self.window = {name: Counter[str]() for name in names}
+        self.made: dict[int, RolloutGroup] = {}
+        self.populations: dict[str, list[RolloutGroup]] = {name: [] for name in POPULATIONS}
+        self.read: Counter[str] = Counter()
 
     def at(self, place: str) -> list[int]:
         return [group for group, where in self.place.items() if where == place]
@@ -60,7 +70,7 @@ class Places(RuleBasedStateMachine):
 
     def count_back(self, group: int, kind: str) -> None:
         self.again[group][kind] += 1
-        self.place[group] = "issued"
+        self.leave(group, "issued")
         self.waiting.append(group)
         self.masked.pop(group, None)
 
@@ -68,11 +78,18 @@ class Places(RuleBasedStateMachine):
         """Back to issued within the budget, else dropped."""
         if self.again[group]["reissues"] < self.max_reissues:
             self.count_back(group, "reissues")
+            self.window["reissued"][reason] += 1
         else:
             self.count_drop(group, reason)
 
+    def leave(self, group: int, to: str) -> None:
+        """Whatever was finished is lost, and only that."""
+        if self.place[group] in {"finished", "batched"}:
+            self.populations["lost"].append(self.made[group])
+        self.place[group] = to
+
     def count_drop(self, group: int, reason: str) -> None:
-        self.place[group] = "dropped"
+        self.leave(group, "dropped")
         self.reasons[reason] += 1
         self.window["dropped"][reason] += 1
 
@@ -93,8 +110,10 @@ class Places(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         entry = self.pick(data, "claimed")
-        self.table.finish(entry, group_of(entry), (0, 3))
+        self.made[entry.group_id] = group = group_of(entry)
+        self.table.finish(entry, group, (0, 3))
         self.place[entry.group_id] = "finished"
+        self.populations["offered"].append(group)
 
     @precondition(lambda self: self.at("finished"))
     @rule(data=st.data())
@@ -120,6 +139,7 @@ class Places(RuleBasedStateMachine):
         for group in batched:
             if group in trained:
                 self.place[group] = "trained"
+                self.populations["trained"].append(self.made[group])
             else:
                 assert self.table.rejected(group) is self.entries[group]
                 self.retry_one(self.entries[group], "stale")
@@ -181,12 +201,29 @@ class Places(RuleBasedStateMachine):
         for name, expected in self.window.items():
             assert getattr(window, name) == expected
             expected.clear()
+        for name, groups in self.populations.items():
+            found = getattr(window, name).read()
+            self.read[name] += found.groups
+            assert found.groups == len(groups)
+            tokens = Counter(float(len(r.completion_ids)) for g in groups for r in g.rollouts)
+            assert found.tokens.histogram == tokens
+            assert found.rewards.histogram == Counter(r for g in groups for r in g.rewards)
+            groups.clear()
         assert self.table.take_window() == Window()
 
     @rule()
     def flush(self) -> None:
         self.table.flush()
         assert not self.table.dirty
+
+    @invariant()
+    def what_was_offered_is_trained_lost_or_still_there(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        window = self.table.window
+        now = {name: self.read[name] + getattr(window, name).num_groups for name in POPULATIONS}
+        there = self.table.num_queued + len(self.table.batched())
+        assert now["offered"] == now["trained"] + now["lost"] + there
 
     @invariant()
     def every_group_is_where_it_must_be(self) -> None:
@@ -253,7 +290,7 @@ def test_retries_and_reissues_have_budgets_of_their_own() -> None:
     assert (entry.group_id, entry.attempt, entry.retries, entry.reissues) == (0, 2, 1, 1)
     table.reissue(entry, "lease_expired")
     assert ledger.reasons() == {"lease_expired": 1}
-    assert table.take_window().reissued == {"worker_died": 1, "lease_expired": 1}
+    assert table.take_window().reissued == {"worker_died": 1}  # dropped is not issued again
 
 
 def test_a_retry_begins_from_the_pristine_prompt() -> None:

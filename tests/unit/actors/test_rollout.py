@@ -321,6 +321,20 @@ def test_one_failed_sample_takes_its_siblings_out_of_the_engine() -> None:
     scenario(body, delay_s=delay)
 
 
+def test_time_without_a_prompt_counts_only_while_there_is_room_for_one() -> None:
+    async def body(world: World) -> None:
+        await asyncio.sleep(3.0)  # and 0.1 in which it loaded and had no prompt either
+        await world.assign(*range(SLOTS))
+        await asyncio.sleep(4.5)
+        assert world.finished[0].stats.starved_s == pytest.approx(3.1)
+        await asyncio.sleep(10.0)
+        await world.assign(90)
+        await asyncio.sleep(4.5)
+        assert world.finished[-1].stats.starved_s == pytest.approx(3.1 + 0.5 + 10.0 + 4.0)
+
+    scenario(body)
+
+
 def test_groups_run_side_by_side_and_the_stats_are_totals() -> None:
     async def body(world: World) -> None:
         started = asyncio.get_running_loop().time()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ratchet.actors.slots import Slots
+from ratchet.actors.slots import Slots, Stopwatch
 
 GROUPS = 3
 SIZE = 4
@@ -106,3 +106,12 @@ def test_more_failures_in_a_row_than_groups_ask_for_an_ever_longer_rest() -> Non
     assert not any(held.end_sample(held.begin()) for _ in range(SIZE))  # nothing to claim for yet
     held.end(ticket, finished=True)
     assert held.rest_s is None
+
+
+def test_a_stopwatch_adds_up_the_times_in_which_it_was_so() -> None:
+    time = 1.0
+    watch = Stopwatch(lambda: time)
+    for at, was_so in ((2.0, False), (3.0, True), (5.0, True), (6.0, False), (9.5, True)):
+        time = at
+        watch.tick(was_so)
+    assert watch.seconds == 1.0 + 2.0 + 3.5

@@ -41,10 +41,10 @@ from ratchet.messages import (
     WeightsLoaded,
 )
 from ratchet.runtime.role import EndOfActor
+from ratchet.stats import BufferStats
 from ratchet.transport.weights.base import SendReport
 from ratchet.types import (
     Batch,
-    BufferStats,
     Prompt,
     RoleInfo,
     RolloutGroup,
@@ -252,7 +252,7 @@ class World:
                 zip(make_groups(len(versions), 2), versions, strict=True)
             )
         )
-        stats = BufferStats(0, 0, (0,) * len(versions), {}, 0, 0, ())
+        stats = BufferStats(staleness=(0,) * len(versions))
         return BatchReady(term, Batch(step, groups), stats)
 
     async def end(self, within_s: float = 1000.0) -> None:
@@ -488,7 +488,7 @@ def test_with_mask_what_is_stale_is_masked_by_the_weights_that_take_the_step() -
         assert world.backend.trained[1] == [[0, 1], [1, 1]]
         assert world.buffer.of(StepTrained)[1] == StepTrained(1, 2, (20, 22), {21: "stale"})
         line = world.lines[1]
-        assert (line["num_groups"], line["staleness_max"]) == (2, 0)
+        assert (line["num_groups"], line["buffer/staleness_max"]) == (2, 0)
         assert (line["buffer/masked_groups"], world.lines[0]["buffer/masked_groups"]) == (1, 0)
         assert line["buffer/masked_tokens"] > 0
 

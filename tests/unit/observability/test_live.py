@@ -18,12 +18,12 @@ STEP: dict[str, Any] = {
     "time_s": 12.0,
     "applied": True,
     "reward_mean": 0.25,
-    "finished_reward_mean": 0.75,
-    "staleness_mean": 1.25,
-    "staleness_max": 2,
-    "queue_groups": 4,
-    "in_flight_groups": 6,
-    "dropped": {"stale": 1},
+    "buffer/offered/reward": {"mean": 0.75},
+    "buffer/staleness_mean": 1.25,
+    "buffer/staleness_max": 2,
+    "buffer/queue_groups": 4,
+    "buffer/in_flight_groups": 6,
+    "buffer/dropped": {"stale": 1},
     "trainer_busy_share": 0.75,
     "rollout_busy_share": 0.9,
     "tokens_per_s": 812.4,
@@ -113,7 +113,7 @@ def test_the_panel_keeps_the_last_five_warnings_and_errors() -> None:
 
 def test_the_panel_fits_a_narrow_terminal_and_steers_nothing() -> None:
     view = PanelView(terminal(), "evil\x1b[2J[red]", 300)
-    view.on_step(STEP | {"dropped": {"\x1b[2J": 1}})
+    view.on_step(STEP | {"buffer/dropped": {"\x1b[2J": 1}})
     view.on_event(event("error", "x" * 200 + "\x1b[2J"))
     shown = drawn(view, width=30)
     assert max(map(len, shown.splitlines())) == 30

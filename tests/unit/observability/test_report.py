@@ -1,5 +1,6 @@
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,14 @@ from ratchet.errors import UserError
 from ratchet.observability.logs import configure_logging
 from ratchet.observability.metrics import MetricsWriter
 from ratchet.observability.report import EvalResult, Summary, make_report, print_report
+from ratchet.stats import Tally
+
+
+def population(name: str, tokens: Sequence[int], rewards: Sequence[float]) -> dict[str, Any]:
+    found = {"tokens": Tally(), "reward": Tally()}
+    found["tokens"].add(tokens)
+    found["reward"].add(rewards)
+    return {f"buffer/{name}/{key}": tally.read().summary() for key, tally in found.items()}
 
 
 @pytest.fixture
@@ -26,9 +35,12 @@ def run(tmp_path: Path) -> Path:
                 "time_s": step * 2.0,
                 "applied": step != 7,
                 "reward_mean": step / 30,
-                "staleness_histogram": {"0": 3, "2": 1},
-                "two_version_rollouts": 2,
-                "retried": 1,
+                "buffer/staleness_histogram": {"0": 3, "2": 1},
+                "buffer/two_version_rollouts": 2,
+                "buffer/retried": {"aborted": 1},
+                **population("offered", (10, 90 if step > 3 else 50), (0.0, 1.0)),
+                **population("trained", (10,), (1.0,)),
+                **population("lost", (90,) if step > 3 else (), ()),
                 "tokens_per_s": 100.0 * (step % 2),
                 "trainer_busy_share": 0.5,
                 "rollout_busy_share": 0.75,
@@ -71,6 +83,10 @@ def test_a_report(run: Path) -> None:
     assert report.dropped == {"failed": 1, "stale": 2}
     assert report.staleness == {0: 90, 2: 30}
     assert (report.retried, report.two_version_rollouts) == (30, 60)
+    assert report.offered_reward_first == report.offered_reward_last == 0.5
+    counts = {name: each.count for name, each in report.tokens.items()}
+    assert counts == {"offered": 60, "trained": 30, "lost": 27}
+    assert report.tokens["offered"].mean == pytest.approx((30 * 10 + 3 * 50 + 27 * 90) / 60)
     assert (report.tokens_per_s, report.trainer_busy_share) == (50.0, 0.5)
     assert (report.num_errors, report.num_warnings) == (2, 1)
 
@@ -84,6 +100,9 @@ def test_its_text(run: Path) -> None:
         "held out 0.125 (version 0, 64 prompts) -> 0.500 (version 30, 63 prompts, 1 failed)",
         "versions burnt 1, live 2, reserved 1",
         "dropped failed 1, stale 2",
+        "all groups 0.500 -> 0.500 (rewards of the dropped ones included)",
+        "lengths offered 48 (p90 90), trained 10 (p90 10), lost 90 (p90 90)",
+        "rewards offered 0.500 (p90 1), trained 1.000 (p90 1), lost -",
         "staleness 0: 90 (75%), 2: 30 (25%)",
         "busy trainer 50%, engines 75%",
         "log 2 errors, 1 warnings",
