@@ -227,7 +227,9 @@ class BufferActor(RoleActor[_Inbox]):
                 worker=entry.worker,
                 lease_s=self._config.lease_s,
             )
-            self._issuing.credits.lapse(entry.worker, entry.incarnation)
+            self._issuing.credits.lapse(
+                entry.worker, entry.incarnation, entry.group_id, entry.attempt
+            )
             self._table.reissue(entry, "lease_expired")
 
     def _role_left(self, role: RoleInfo) -> None:
@@ -243,7 +245,7 @@ class BufferActor(RoleActor[_Inbox]):
         entry = self._table.claimed(worker, incarnation, group_id, attempt)
         if entry is None:
             self.log.warning("late_finish", group=group_id, attempt=attempt, worker=worker)
-            self._issuing.credits.late(worker, incarnation)
+            self._issuing.credits.late(worker, incarnation, group_id, attempt)
         return entry
 
     def _finish(self, message: GroupFinished) -> None:
@@ -273,7 +275,7 @@ class BufferActor(RoleActor[_Inbox]):
         self._known.learn((record,))
         self._issuing.published(record)
         if not self._known.lineage.unknown((record.version,)):
-            self._judging.purge(Position(record.version, record.step))
+            self._judging.published(Position(record.version, record.step))
 
     def _ask_for(self, versions: Sequence[PolicyVersion]) -> None:
         if versions and (new := self._known.to_ask(versions)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ratchet.types import PolicyVersion
 
@@ -24,8 +24,8 @@ class _Account:
     version: PolicyVersion
     granted: int = 0
     used: int = 0
-    lapsed: int = 0
-    """groups whose lease has ended, and which have not come to an end there"""
+    lapsed: set[tuple[int, int]] = field(default_factory=set)
+    """(group, attempt) whose lease has ended, and which have not come to an end there"""
 
     @property
     def free(self) -> int:
@@ -75,20 +75,20 @@ class Credits:
         account.granted = max(account.granted, total)
         self._queue(worker, account)
 
-    def lapse(self, worker: str, incarnation: str) -> None:
+    def lapse(self, worker: str, incarnation: str, group_id: int, attempt: int) -> None:
         """Give the credit of a group back whose lease has ended: it may never have arrived."""
         account = self._of(worker, incarnation)
         if account is not None:
             account.used -= 1
-            account.lapsed += 1
+            account.lapsed.add((group_id, attempt))
             self._queue(worker, account)
 
-    def late(self, worker: str, incarnation: str) -> None:
-        """Such a group has come to its end after all, and its worker counts it as well."""
+    def late(self, worker: str, incarnation: str, group_id: int, attempt: int) -> None:
+        """If its lease had ended, it has come to its end after all: its worker counts it too."""
         account = self._of(worker, incarnation)
-        if account is not None and account.lapsed:
+        if account is not None and (group_id, attempt) in account.lapsed:
             account.used += 1
-            account.lapsed -= 1
+            account.lapsed.remove((group_id, attempt))
             self._queue(worker, account)
 
     def _of(self, worker: str, incarnation: str) -> _Account | None:

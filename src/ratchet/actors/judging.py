@@ -89,6 +89,13 @@ class Judging:
             self._table.window.rejected_staleness.count(entry.staleness)
         self._apply(entry, self._verdicts.at_step(entry, reason))
 
+    def published(self, position: Position) -> None:
+        """Judge for a version that is live, unless it is older than what was judged for: this news
+        and a trainer's request come over different links.
+        """
+        if self._position is None or position > self._position:
+            self.purge(position)
+
     def purge(self, position: Position) -> None:
         """Judge everything that is queued for the weights that train next."""
         self._position = position

@@ -275,6 +275,17 @@ def test_stale_groups_leave_when_the_version_changes() -> None:
     scenario(body)
 
 
+def test_late_news_of_an_older_version_judges_nothing() -> None:
+    async def body(world: World) -> None:
+        (a,) = await world.claim(1)
+        await world.tell(VersionUpdated(record(2)))
+        await world.finish(a, version=2)
+        await world.tell(VersionUpdated(record(0)))  # two steps away, and the bound is 1
+        assert world.ledger.counts()["finished"] == 1
+
+    scenario(body, versions=3)
+
+
 def test_a_version_never_heard_of_is_asked_for_before_it_is_judged() -> None:
     async def body(world: World) -> None:
         world.records += [record(1), record(2)]  # reserved; their events have not arrived

@@ -64,16 +64,19 @@ def test_a_lapsed_lease_gives_its_credit_back_until_its_group_ends_after_all() -
     credits = Credits()
     credits.grant("r0", "a", 2)
     assert take_all(credits) == [("r0", "a")] * 2
-    credits.lapse("r0", "a")  # its message may have been lost with a link
+    credits.lapse("r0", "a", 0, 0)  # its message may have been lost with a link
     assert take_all(credits) == [("r0", "a")]
-    credits.late("r0", "a")  # it was not: its worker counts it as ended, and claims for it
+    credits.late("r0", "a", 1, 0)  # another group, which had come to its end before
+    credits.late("r0", "a", 0, 1)
+    assert credits.num_free == 0
+    credits.late("r0", "a", 0, 0)  # it was not: its worker counts it as ended, and claims for it
     credits.grant("r0", "a", 3)
     assert take_all(credits) == []
-    credits.late("r0", "a")  # once
+    credits.late("r0", "a", 0, 0)  # once
     credits.grant("r0", "a", 4)
     assert take_all(credits) == [("r0", "a")]
-    credits.lapse("r0", "b")  # another life
-    credits.lapse("r1", "a")
+    credits.lapse("r0", "b", 1, 0)  # another life
+    credits.lapse("r1", "a", 1, 0)
     assert take_all(credits) == []
 
 
@@ -81,7 +84,8 @@ def test_whatever_happens_the_worker_with_most_room_is_served() -> None:
     rng = random.Random(7)
     credits = Credits()
     names = [f"r{i}" for i in range(12)]
-    totals, free, lapsed = (dict.fromkeys(names, 0) for _ in range(3))
+    totals, free = (dict.fromkeys(names, 0) for _ in range(2))
+    lapses, lapsed = 0, {name: list[int]() for name in names}
     for _ in range(20_000):
         name = rng.choice(names)
         what = rng.randrange(4)
@@ -91,13 +95,13 @@ def test_whatever_happens_the_worker_with_most_room_is_served() -> None:
             free[name] += more
             credits.grant(name, "a", totals[name])
         elif what == 1 and totals[name]:
-            credits.lapse(name, "a")
+            credits.lapse(name, "a", lapses, 0)
+            lapsed[name].append(lapses)
+            lapses += 1
             free[name] += 1
-            lapsed[name] += 1
         elif what == 2 and lapsed[name]:
-            credits.late(name, "a")
+            credits.late(name, "a", lapsed[name].pop(), 0)
             free[name] -= 1
-            lapsed[name] -= 1
         elif what == 3:
             taken = credits.take()
             assert (taken is None) == (max(free.values()) <= 0)
