@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ratchet import __version__
+from ratchet.cli_audit import app as audit_app
 from ratchet.cli_eval import app as eval_app
 from ratchet.cli_foreground import in_foreground
 from ratchet.cli_inspect import app as inspect_app
@@ -32,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(audit_app)
 app.add_typer(eval_app)
 app.add_typer(inspect_app)
 app.add_typer(launch_app)

@@ -167,7 +167,7 @@ class Checkpoints:
         self._disk.sync(self._root)
         self._check(facts)  # it may have stood still meanwhile: what is old for it is not for all
         kept = {each.path for each in self.whole()[-self._keep :]}
-        for old in self._there():
+        for old in self.there():
             if old.path not in kept:
                 self._remove(old.path)
         return Checkpoint(path, facts, files)
@@ -198,10 +198,15 @@ class Checkpoints:
             UserError: if a manifest cannot be read, or was written by a newer release.
         """
         starts = self.starts.all()
-        there = self._there()
+        there = self.there()
         return tuple(c for c in there if goes_on(c.facts.term, c.facts.version, starts))
 
-    def _there(self) -> tuple[Checkpoint, ...]:
+    def there(self) -> tuple[Checkpoint, ...]:
+        """Return every checkpoint, those of lines that were left included, by version.
+
+        Raises:
+            UserError: if a manifest cannot be read, or was written by a newer release.
+        """
         if not self._root.is_dir():
             return ()
         entries = [(match, entry) for entry in self._root.iterdir() if (match := _named(entry))]
