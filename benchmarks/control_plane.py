@@ -184,8 +184,8 @@ class Run:
         self.version = self.step = self.term = self.num_trained = 0
         self.batch: BatchReady | None = None
         self._rng = random.Random(1)
-        self._due: list[tuple[float, int, Engine, Any]] = []
-        self._numbers = itertools.count()
+        self._due: list[tuple[float, str, int, int, str, int]] = []
+        self._by_name = {engine.name: engine for engine in self.engines}
         self._rollouts: dict[int, tuple[Rollout, ...]] = {}
 
     async def join(self) -> float:
@@ -230,25 +230,24 @@ class Run:
         while self.mail:
             fake, message = self.mail.popleft()
             if isinstance(message, PromptsClaimed):
-                for assignment in message.assignments:
+                for each in message.assignments:
                     due = now + self._rng.uniform(*GROUP_S)
-                    heapq.heappush(self._due, (due, next(self._numbers), fake, assignment))
+                    # atoms only: what a fake holds is nothing to the garbage collector
+                    group = (fake.name, each.group_id, each.attempt, each.prompt.prompt_id)
+                    heapq.heappush(self._due, (due, *group, each.epoch))
             elif isinstance(message, BatchReady):
                 self.batch = message
         while self._due and self._due[0][0] <= now:
-            self._finish(*heapq.heappop(self._due)[2:])
+            _, name, *group = heapq.heappop(self._due)
+            self._finish(self._by_name[name], *group)
 
-    def _finish(self, engine: Engine, assignment: Any) -> None:
+    def _finish(
+        self, engine: Engine, group_id: int, attempt: int, prompt_id: str, epoch: int
+    ) -> None:
         rollouts = self._rollouts.get(self.version)
         if rollouts is None:
             rollouts = self._rollouts[self.version] = _rollouts(self.version)
-        group = RolloutGroup(
-            assignment.group_id,
-            assignment.attempt,
-            assignment.prompt.prompt_id,
-            assignment.epoch,
-            rollouts,
-        )
+        group = RolloutGroup(group_id, attempt, prompt_id, epoch, rollouts)
         engine.finished += 1
         incarnation = engine.role.incarnation
         stats = RolloutStats(engine.name, incarnation, finished_groups=engine.finished)

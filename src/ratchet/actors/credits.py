@@ -12,19 +12,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ratchet.types import PolicyVersion
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(msgspec.Struct, eq=False, gc=False):
     incarnation: str
     number: int
     version: PolicyVersion
     granted: int = 0
     used: int = 0
-    lapsed: set[tuple[int, int]] = field(default_factory=set)
+    lapsed: set[tuple[int, int]] = msgspec.field(default_factory=set)
     """(group, attempt) whose lease has ended, and which have not come to an end there"""
 
     @property

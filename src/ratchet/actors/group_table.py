@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ratchet.actors.admission import OpenGroups
 from ratchet.actors.finished_queue import FinishedQueue
 from ratchet.actors.prompt_source import PromptSource
@@ -23,9 +25,10 @@ from ratchet.storage.ledger import GroupLedger, GroupRow
 from ratchet.types import PolicyVersion, Prompt, RolloutGroup
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One group that is not gone yet."""
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """One group that is not gone yet. It is in no cycle, and there are tens of thousands: the
+    garbage collector need not walk through them.
+    """
 
     group_id: int
     epoch: int

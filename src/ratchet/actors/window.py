@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from ratchet.actors.filters import whole_rewards
 from ratchet.stats import Population, Tally
@@ -19,7 +20,7 @@ from ratchet.tasks.mixture import label_of
 from ratchet.types import RolloutGroup
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, frozen=True, gc=False):
     """What a finished group is made of, for as long as it is open."""
 
     tokens: tuple[int, ...]
