@@ -83,10 +83,13 @@ def groups(
     directory: Directory,
     state: Annotated[
         str | None,
-        typer.Option(help="issued, claimed, finished, batched, trained or dropped."),
+        typer.Option(help="issued, claimed, finished, batched, trained, committed or dropped."),
     ] = None,
     version: Annotated[
         int | None, typer.Option(help="Only groups with tokens around this policy version.")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(min=0, help="The whole life of this one group.")
     ] = None,
     last: Annotated[
         int, typer.Option(min=0, help="Rows of the table; 0 for all. JSON has all.")
@@ -96,6 +99,9 @@ def groups(
     """List prompt groups: where each one is, how stale it was, which step trained it."""
     from collections import deque
 
+    if group is not None:
+        _print_life(directory, group, as_json)
+        return
     from ratchet.observability.rundir import RunDirectory
     from ratchet.storage.groups import read_groups
 
@@ -125,6 +131,28 @@ def groups(
     total = shown[-1][0] if shown else 0
     if total > len(shown):
         typer.echo(f"the last {len(shown)} of {total} groups; --last 0 shows all")
+
+
+def _print_life(directory: Path, group_id: int, as_json: bool) -> None:
+    import msgspec
+
+    from ratchet.observability.rundir import RunDirectory
+    from ratchet.storage.groups import GroupRow, read_life
+
+    run = RunDirectory(_run_directory(directory))
+    life = read_life(run.ledger, group_id)
+    if life is None:
+        msg = f"--group {group_id}: {run.ledger} has no such group"
+        raise UserError(msg)
+    row, events = life
+    if as_json:
+        _print_json([{**msgspec.to_builtins(row), "life": events}])
+        return
+    for name in GroupRow.__struct_fields__:
+        if (value := getattr(row, name)) is not None:
+            typer.echo(f"{name.removesuffix('_id'):16} {_cell(name, value)}")
+    typer.echo()
+    _print_table(dict.fromkeys(("at", "event", "detail"), ""), events)
 
 
 @app.command()
@@ -186,7 +214,7 @@ def _cell(name: str, value: Any) -> str:
 
     if value is None:
         return "-"
-    if name.endswith("_at"):
+    if name == "at" or name.endswith("_at"):
         from datetime import datetime
 
         return datetime.fromtimestamp(value).astimezone().strftime("%m-%d %H:%M:%S")

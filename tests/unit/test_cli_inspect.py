@@ -211,3 +211,21 @@ def test_importing_the_commands_is_light() -> None:
     code = f"import sys, ratchet.cli_inspect; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_the_life_of_one_group(run: Path) -> None:
+    (found,) = rows("groups", run, "--group", 2)
+    assert (found["group"], found["state"], found["reason"]) == (2, "dropped", "stale")
+    life = [(event["event"], event["detail"]) for event in found["life"]]
+    assert life == [
+        ("issued", None),
+        ("claimed", "rollout-0"),
+        ("finished", None),
+        ("dropped", "stale"),
+    ]
+    lines = [line.split() for line in invoke("groups", run, "--group", 2).stdout.splitlines()]
+    assert ["reason", "stale"] in lines
+    assert ["max_version", "1"] in lines
+    assert [line[2:] for line in lines if "claimed" in line] == [["claimed", "rollout-0"]]
+    with pytest.raises(UserError, match=r"--group 6: .* has no such group"):
+        invoke("groups", run, "--group", 6)

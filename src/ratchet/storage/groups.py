@@ -162,6 +162,22 @@ def read_groups(
             yield GroupRow(*row)
 
 
+def read_life(path: Path, group_id: int) -> tuple[GroupRow, tuple[GroupEvent, ...]] | None:
+    """Return one group and its life, of one moment, beside a running writer; None if there is none.
+
+    Raises:
+        UserError: if the file is missing, damaged, newer or of another kind.
+    """
+    with closing(open_reader(path, SCHEMA)) as connection, refusals(path):
+        connection.execute("BEGIN")
+        query = "SELECT * FROM groups WHERE group_id = ?"
+        row = connection.execute(query, (group_id,)).fetchone()
+        if row is None:
+            return None
+        events = connection.execute(LIFE, (group_id,))
+        return GroupRow(*row), tuple(GroupEvent(*event) for event in events)
+
+
 def read_events(path: Path, group_id: int) -> Iterator[GroupEvent]:
     """Yield the life of one group, in order, beside a running writer.
 
