@@ -90,6 +90,7 @@ from ratchet.types import (
 )
 
 SLOTS = 8
+LIFE = "buffer/0"
 GROUP_S = (5.0, 25.0)
 BURST = 16
 """Groups that finish at once, whatever the number of engines: each size has as many turns of the
@@ -176,7 +177,7 @@ class Run:
         self.registry = VersionRegistry.start(self.system, REGISTRY, store=store)
         self.buffer = BufferActor.start(
             self.system,
-            RoleInfo("buffer", BUFFER, "buffer/0"),
+            RoleInfo("buffer", BUFFER, LIFE),
             config=config,
             prompts=[Prompt(f"p{i}", f"problem {i}") for i in range(1000)],
             ledger=self.ledger,
@@ -256,7 +257,7 @@ class Run:
 
     def _claim(self, engine: Engine) -> None:
         total = SLOTS + engine.finished
-        self.buffer.tell(ClaimPrompts(engine.name, engine.role.incarnation, total))
+        self.buffer.tell(ClaimPrompts(engine.name, engine.role.incarnation, total, 0, LIFE))
 
     async def _train(self, ready: BatchReady) -> None:
         self.batch = None
@@ -268,7 +269,7 @@ class Run:
         self._request()
 
     def _request(self) -> None:
-        self.buffer.tell(RequestBatch(TRAINER, self.term, self.version, self.step))
+        self.buffer.tell(RequestBatch(TRAINER, self.term, self.version, self.step, None, LIFE))
 
     async def _publish(self) -> None:
         parent = self.version if self.step else None

@@ -52,6 +52,10 @@ class HandlerFailed(RatchetError):  # noqa: N818
     """The receiver raised an unexpected exception while it handled an ask."""
 
 
+class GivenUp(RatchetError):  # noqa: N818
+    """The others have given this life of a role up, and what it held; it has to start again."""
+
+
 class AuthFailed(RatchetError):  # noqa: N818
     """The peer's key, run or protocol version is not ours."""
 
@@ -110,6 +114,7 @@ _WIRE: Final[dict[str, type[RatchetError]]] = {
         ActorDead,
         AskTimeout,
         HandlerFailed,
+        GivenUp,
         StaleTerm,
         VersionError,
         TransferFailed,

@@ -3,7 +3,8 @@
 Events are in the past participle, commands in the imperative. A message that is asked (not told)
 derives from `Ask[Reply]`. All are frozen msgspec structs, tagged by class name; the codec of the
 mailbox transport decodes the union of everything listed here and nothing else. Fields that fence:
-`term` (which trainer), `incarnation` (which life of a worker), `attempt` (which try of a group).
+`term` (which trainer), `incarnation` (which life of a worker), `buffer` (which life of the buffer),
+`attempt` (which try of a group).
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class RoleRegistered(Message, frozen=True):
 
 
 class RegisterRole(Ask[RoleRegistered], frozen=True):
-    """A role has started. A new incarnation of a known name replaces the old one."""
+    """A role has started, or the registry has. A new incarnation of a known name replaces the old
+    one. Fails with `GivenUp` or `StaleTerm` if this one is over for the others.
+    """
 
     role: RoleInfo
 
@@ -87,7 +90,9 @@ class VersionReserved(Message, frozen=True):
 
 
 class ReserveVersion(Ask[VersionReserved], frozen=True):
-    """Write a number down before anything is sent under it."""
+    """Write a number down before anything is sent under it. The same again burns the first number:
+    its reply was lost.
+    """
 
     term: Term
     step: int
@@ -167,8 +172,8 @@ class EndRun(Message, frozen=True):
 
 
 class ClaimPrompts(Message, frozen=True):
-    """Credit for prompt groups, as a running total of this incarnation: safe to repeat, to lose and
-    to reorder.
+    """Credit for prompt groups, as a running total of this incarnation for one life of the buffer:
+    safe to repeat, to lose and to reorder.
     """
 
     worker: str
@@ -176,6 +181,9 @@ class ClaimPrompts(Message, frozen=True):
     credit: int
     version: PolicyVersion = 0
     """No token of a group that is issued on this credit is older; 0 from who does not know."""
+    buffer: str = ""
+    """life of the buffer that the total counts for: for each the count begins anew, with the slots
+    that are free"""
 
 
 class GroupFinished(Message, frozen=True):
@@ -210,6 +218,8 @@ class RequestBatch(Message, frozen=True):
     """optimiser steps taken so far; the batch takes step + 1"""
     done: StepTrained | None = None
     """the account of the batch before, in case that message was lost"""
+    buffer: str = ""
+    """life of the buffer that is asked; another one's batch is not taken any more"""
 
 
 class StepTrained(Message, frozen=True):
@@ -241,6 +251,9 @@ class PromptsClaimed(Message, frozen=True):
     incarnation: str
     """of the worker they are meant for; another life of it hands nothing out"""
     assignments: tuple[Assignment, ...]
+    buffer: str = ""
+    """life of the buffer that hands them out; another one takes back what it does not know to be
+    finished"""
 
 
 class WeightsLoaded(Message, frozen=True):
@@ -305,6 +318,8 @@ class BatchReady(Message, frozen=True):
     term: Term
     batch: Batch
     stats: BufferStats
+    buffer: str = ""
+    """life of the buffer that hands it out"""
 
 
 class StopTraining(Message, frozen=True):

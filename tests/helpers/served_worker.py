@@ -33,6 +33,7 @@ from ratchet.messages import (
 )
 from ratchet.types import Assignment, Prompt, RoleInfo
 
+BUFFER = RoleInfo("buffer", "buffer", "b1")
 ROLE = RoleInfo("rollout", "rollout-0", "life-1")
 LEASE_S = 1e6
 
@@ -128,7 +129,7 @@ class FewLinesOfBuffer:
         for group_id in range(self._issued, most):
             prompt = Prompt(f"p{group_id}", "12>")
             assignment = Assignment(group_id, 0, 0, prompt, self._work.group_size, LEASE_S)
-            self.ref.tell(PromptsClaimed(ROLE.incarnation, (assignment,)))
+            self.ref.tell(PromptsClaimed(ROLE.incarnation, (assignment,), BUFFER.incarnation))
         self._issued = max(self._issued, most)
         self.most = max(self.most, self._issued - self._finished)
 
@@ -148,7 +149,7 @@ def serve(submission: str, work: Work) -> Served:
             buffer={"batch_groups": 1, "capacity_factor": float(work.capacity), "lease_s": LEASE_S},
         )
         others = RecordedDirectory()
-        others.ref("registry").answer = lambda _: RoleRegistered((), ())
+        others.ref("registry").answer = lambda _: RoleRegistered((BUFFER,), ())
         buffer = FewLinesOfBuffer(work)
         others.refs["buffer"] = buffer  # type: ignore[assignment]
         engine = BusyEngine(work.sigma)

@@ -30,6 +30,7 @@ class BatchRequests:
         *,
         publisher: Publisher,
         buffer: Callable[[], Ref],
+        life: Callable[[], str],
         after: Callable[[float, RepeatRequest], asyncio.TimerHandle],
         repeat_s: float,
         log: Log,
@@ -37,6 +38,9 @@ class BatchRequests:
         self._trainer = trainer
         self._publisher = publisher
         self._buffer = buffer
+        self._life = life
+        self._asked = ""  # the life of the buffer that was asked last
+        self._accounted = False  # `done` is of the last batch that this trainer took
         self._after = after
         self._repeat_s = repeat_s
         self._log = log
@@ -56,29 +60,33 @@ class BatchRequests:
         self._batch = asyncio.get_running_loop().create_future()
         self._request()
         try:
-            ready = await self._batch
+            return await self._batch
         finally:
             if self._repeat is not None:
                 self._repeat.cancel()
-        if ready is not None:
-            self._taken = _attempts(ready)
-        return ready
 
     def repeat(self) -> None:
-        """Ask again, if the batch has not come."""
+        """Ask again, if the batch has not come; else say again what became of the last one."""
         if self.waiting:
             self._request()
+        elif self._accounted and self.done is not None:
+            self._buffer().tell(self.done)
 
     def ready(self, message: BatchReady) -> None:
         """End the wait for a batch, if it is the batch of the step in hand and not an older one.
 
-        A step that was not finite is taken again under its number: then the groups tell.
+        A step that was not finite is taken again under its number: then the groups tell. A batch of
+        a life of the buffer before the one that was asked last is not due: that one takes the
+        request for the word that it never came.
         """
+        term, step = message.term, message.batch.step
         due = (self._publisher.term, self._publisher.position.step + 1) if self.waiting else None
-        if (message.term, message.batch.step) == due and _attempts(message) != self._taken:
+        is_asked = message.buffer == self._asked
+        if is_asked and (term, step) == due and _attempts(message) != self._taken:
+            self._taken, self._accounted = _attempts(message), False
             self.end(message)
         else:
-            self._log.warning("batch_not_due", term=message.term, step=message.batch.step, due=due)
+            self._log.warning("batch_not_due", term=term, step=step, due=due, asked=is_asked)
 
     def end(self, ready: BatchReady | None = None) -> None:
         """End the wait."""
@@ -87,14 +95,18 @@ class BatchRequests:
 
     def account(self, done: StepTrained) -> None:
         """Tell what became of the batch; the next request says it once more."""
-        self.done = done
+        self.done, self._accounted = done, True
         self._buffer().tell(done)
 
     def _request(self) -> None:
         self._repeat = self._after(self._repeat_s, RepeatRequest())
+        life = self._life()
+        if not life:
+            return  # it is said when a buffer is there
+        self._asked = life
         version, step = self._publisher.position
         term = self._publisher.term
-        self._buffer().tell(RequestBatch(self._trainer, term, version, step, self.done))
+        self._buffer().tell(RequestBatch(self._trainer, term, version, step, self.done, life))
 
 
 def _attempts(ready: BatchReady) -> tuple[tuple[int, int], ...]:

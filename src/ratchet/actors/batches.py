@@ -8,7 +8,7 @@ same batch again. A trainer of an older term is fenced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
@@ -20,7 +20,7 @@ from ratchet.config import BufferConfig
 from ratchet.messages import BatchReady, CheckpointWritten, RequestBatch, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
-from ratchet.types import Batch, PolicyVersion, Term
+from ratchet.types import Batch, PolicyVersion, Term, VersionRecord
 
 
 class Batches:
@@ -50,6 +50,7 @@ class Batches:
         self._counts = counts
         self._policy = policy
         self._log = log
+        self._newest: PolicyVersion = -1
         self._recovery = Recovery(table, lineage, log)
 
     @property
@@ -105,13 +106,22 @@ class Batches:
         left = self._judging.queue_staleness(position)
         stats = self._counts.take(staleness, left, self._policy.metrics())
         self.request = None
-        self.handed = request, BatchReady(request.term, batch, stats)
+        self.handed = request, BatchReady(request.term, batch, stats, request.buffer)
         self._issuing.trains_next(request.term, Position(request.version, step))
         self._requeue()  # what was handed out has made room
         return self.handed
 
+    def heard_of(self, records: Iterable[VersionRecord]) -> None:
+        """Learn who may ask: whoever has published under an older term may not."""
+        for record in records:
+            self.term = max(self.term, record.term)
+            self._newest = max(self._newest, record.version)
+
     def trained(self, message: StepTrained) -> None:
         """Take the account of the batch that is out; another one is fenced."""
+        is_early = self.handed is None and message.term >= self.term
+        if is_early and self._recovery.account(message, self._newest):
+            return  # an earlier life of the buffer has handed it out
         if self.handed is None or not self._is_handed(message):
             self._log.warning("step_fenced", term=message.term, step=message.step)
             return

@@ -34,7 +34,6 @@ from ratchet.actors.role import RoleActor
 from ratchet.actors.stored_groups import StoredGroups
 from ratchet.actors.system import System
 from ratchet.config import Config
-from ratchet.errors import AskTimeout
 from ratchet.messages import (
     BufferMessage,
     CheckpointWritten,
@@ -152,7 +151,7 @@ class BufferActor(RoleActor[_Inbox]):
         """Handle one message, then hand out whatever it made possible."""
         match message:
             case ClaimPrompts():
-                self._issuing.claim(message)
+                self._take_credit(message)
             case GroupFinished():
                 self._finish(message)
             case GroupFailed():
@@ -166,9 +165,10 @@ class BufferActor(RoleActor[_Inbox]):
             case VersionUpdated():
                 self._version_updated(message.record)
             case Down():
-                self.registry_lost(message)
+                self.down(message)
             case RoleRegistered():
                 self._known.learn(message.versions)
+                self._batches.heard_of(message.versions)
                 for record in message.versions:
                     self._issuing.published(record)
             case LineageLearned():
@@ -198,6 +198,10 @@ class BufferActor(RoleActor[_Inbox]):
 
     # --- issue
 
+    def _take_credit(self, message: ClaimPrompts) -> None:
+        if message.buffer == self.role.incarnation:  # else it counts what another life handed out
+            self._issuing.claim(message)
+
     def _issue(self) -> None:
         self._ask_for(self._issuing.unknown)
         claimed: dict[tuple[str, str], list[Assignment]] = {}
@@ -206,7 +210,8 @@ class BufferActor(RoleActor[_Inbox]):
         if claimed:
             self._table.flush()  # what others are told is on disk first
         for (name, incarnation), assignments in claimed.items():
-            self.system.ref(name).tell(PromptsClaimed(incarnation, tuple(assignments)))
+            claimed_now = PromptsClaimed(incarnation, tuple(assignments), self.role.incarnation)
+            self.system.ref(name).tell(claimed_now)
         self._arm_leases()
 
     def _arm_leases(self) -> None:
@@ -233,6 +238,7 @@ class BufferActor(RoleActor[_Inbox]):
             self._table.reissue(entry, "lease_expired")
 
     def _role_left(self, role: RoleInfo) -> None:
+        self.left(role)
         self._issuing.credits.close(role.name, role.incarnation)
         self._counts.left(role)
         for entry in self._table.held_by(role.name, role.incarnation):
@@ -273,6 +279,7 @@ class BufferActor(RoleActor[_Inbox]):
 
     def _version_updated(self, record: VersionRecord) -> None:
         self._known.learn((record,))
+        self._batches.heard_of((record,))
         self._issuing.published(record)
         if not self._known.lineage.unknown((record.version,)):
             self._judging.published(Position(record.version, record.step))
@@ -282,18 +289,14 @@ class BufferActor(RoleActor[_Inbox]):
             self.spawn(self._describe(new), name="describe-lineage")
 
     async def _describe(self, versions: tuple[PolicyVersion, ...]) -> None:
-        while True:
-            try:
-                reply: LineageDescribed = await self.ask(self.registry, DescribeLineage(versions))
-            except AskTimeout as error:  # the leases go on counting; what waits is named in the log
-                self.log.warning("lineage_unanswered", versions=versions, detail=str(error))
-                continue
-            self.actor_ref.tell(LineageLearned(versions, reply.versions))
-            return
+        reply: LineageDescribed = await self.ask(self.registry, DescribeLineage(versions))
+        self.actor_ref.tell(LineageLearned(versions, reply.versions))
 
     # --- batch
 
     def _take_request(self, message: RequestBatch) -> None:
+        if message.buffer != self.role.incarnation:
+            return  # its trainer would still take the batch of another life
         ready = self._batches.take(message)
         if ready is not None:
             self.system.ref(message.trainer).tell(ready)

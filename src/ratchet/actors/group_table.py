@@ -83,6 +83,8 @@ class GroupTable:
         self._window = Window(by_task)
         self.dirty = False
         """There are transitions that a flush would make durable."""
+        self.goes_on = False
+        """An earlier life has issued prompts."""
         self._restore()
 
     def _restore(self) -> None:
@@ -93,7 +95,9 @@ class GroupTable:
         Raises:
             TaskError: if the task does not have a prompt of the ledger.
         """
-        self._source.seek(*self._ledger.load_cursor())
+        cursor = self._ledger.load_cursor()
+        self.goes_on = cursor > (0, 0)
+        self._source.seek(*cursor)
         rows = self._ledger.groups("issued", "claimed", "finished", "batched")
         prompts = self._source.find({row.prompt_id for row in rows}) if rows else {}
         self._restore_stored()
@@ -245,8 +249,7 @@ class GroupTable:
         entry.group, entry.versions = group, versions
         entry.made = made = Made.of(group, self._now())
         self.queue.put(entry, group)
-        rewards = made.rewards
-        reward_mean = sum(rewards) / len(rewards) if rewards else None
+        reward_mean, reward_std = _mean_and_deviation(made.rewards)
         self.dirty = True
         self._ledger.finish(
             entry.group_id,
@@ -254,7 +257,7 @@ class GroupTable:
             min_version=min(versions, default=None),
             max_version=max(versions, default=None),
             reward_mean=reward_mean,
-            reward_std=_deviation(rewards, reward_mean),
+            reward_std=reward_std,
             num_tokens=group.num_tokens,
             num_rollouts=len(group.rollouts),
             now=self._wall(),
@@ -410,10 +413,11 @@ class GroupTable:
             del self._held[worker]
 
 
-def _deviation(values: Sequence[float], mean: float | None) -> float | None:
-    """Return the population standard deviation; `statistics.pstdev` computes in fractions, which
-    takes longer than all else that is done with a group here.
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the mean and the population standard deviation; `statistics` computes in fractions,
+    which takes longer than all else that is done with a group here.
     """
-    if mean is None:
-        return None
-    return math.dist(values, (mean,) * len(values)) / math.sqrt(len(values))
+    if not values:
+        return None, None
+    mean = sum(values) / len(values)
+    return mean, math.dist(values, (mean,) * len(values)) / math.sqrt(len(values))

@@ -47,7 +47,11 @@ class Issuing:
         self._term, self._next = term, position
 
     def published(self, record: VersionRecord) -> None:
-        """A version is live: its trainer stands there at least."""
+        """A version is live: its trainer stands there at least. How far past it an earlier life of
+        the buffer has let it train is only known when it asks.
+        """
+        if self._table.goes_on and not self._term:
+            return
         position = Position(record.version, record.step)
         if record.state == "live" and (
             self._next is None or (record.term, record.step) >= (self._term, self._next.step)

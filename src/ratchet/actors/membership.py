@@ -19,6 +19,7 @@ from ratchet.types import RoleInfo
 _MAX_LEFT: Final = 64
 """Roles that left and are still shown, the last ones."""
 _MAX_STARTING: Final = 256
+_MAX_ENDED: Final = 4096
 _ENGINES: Final = ("rollout", "evaluator", "producer")
 """The many: they talk to all others, and never to each other."""
 
@@ -47,6 +48,7 @@ class Membership:
         self._roles: dict[str, RoleInfo] = {}
         self._few: dict[str, RoleInfo] = {}  # those of them that are no engines
         self._left: dict[str, tuple[RoleInfo, str]] = {}
+        self._ended: dict[str, tuple[str, str]] = {}  # the last life of a name that left, and why
         self._starting: dict[str, RoleInfo] = {}  # they report, and have not registered
         self._reports: dict[str, tuple[RoleReport, float]] = {}
         self._starts: Counter[str] = Counter()
@@ -63,6 +65,11 @@ class Membership:
     def get(self, name: str) -> RoleInfo | None:
         """Return the living role of that name."""
         return self._roles.get(name)
+
+    def end_of(self, role: RoleInfo) -> str | None:
+        """Return why this life of a role has left; None if it has not, as far as is known here."""
+        life, reason = self._ended.get(role.name, ("", ""))
+        return reason if life == role.incarnation else None
 
     def who_hears_of(self, role: RoleInfo) -> tuple[RoleInfo, ...]:
         """Return the living that have to do with a role: all, but no engine with another one.
@@ -90,6 +97,10 @@ class Membership:
         self._suspected.pop(role, None)
         self._cut_at.pop(role.name, None)
         self._left[role.name] = (role, reason)
+        self._ended.pop(role.name, None)
+        self._ended[role.name] = (role.incarnation, reason)
+        while len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         while len(self._left) > _MAX_LEFT:
             self._forget(next(iter(self._left)))
 

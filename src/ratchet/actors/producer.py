@@ -116,6 +116,7 @@ class ProducerActor(RoleActor[_Inbox]):
         self._known: set[PolicyVersion] = set()
         self._any_live = False
         self._num_waiting = 0
+        self._buffer = ""  # the life of the buffer that the next two count for
         self._received = 0
         self._credit = 0
         self._finished = 0
@@ -149,17 +150,19 @@ class ProducerActor(RoleActor[_Inbox]):
             case VersionUpdated():
                 self._learn((message.record,))
             case RoleRegistered():
+                if self._any_live:
+                    self._claim()  # again: there may be another life of the buffer
                 self._learn(message.versions)
             case RoleJoined():
                 self.learn(message.role)
                 if message.role.name == BUFFER:
                     self._claim()  # a new life of the buffer knows nothing of our credit
             case Down():
-                self.registry_lost(message)
+                self.down(message)
             case RunEnded():
                 self.run_ended(message)
             case RoleLeft():
-                pass
+                self.left(message.role)
             case _:
                 assert_never(message)
         return None
@@ -208,18 +211,30 @@ class ProducerActor(RoleActor[_Inbox]):
 
         The buffer gives the credit of a lapsed group back, until its late end comes.
         """
-        now = self.now()
+        now, buffer = self.now(), self.life_of(BUFFER)
+        if buffer != self._buffer:
+            self._count_for(buffer)
         lapsed = sum(lease_end <= now for _, lease_end in self._leases.values())
         missing = self._num_waiting + self._ahead - self._prompts.qsize()
         self._credit = max(self._credit, self._received - lapsed + max(0, missing))
-        if self._credit and self._any_live:
+        if self._credit and self._any_live and buffer:
             version = max(self._known) if self._newest is None else self._newest
-            message = ClaimPrompts(self.name, self.role.incarnation, self._credit, version)
+            message = ClaimPrompts(self.name, self.role.incarnation, self._credit, version, buffer)
             self.system.ref(BUFFER).tell(message)
+
+    def _count_for(self, buffer: str) -> None:
+        """Begin a new count for another life of the buffer: it issues again what is here."""
+        self._buffer, self._received, self._credit = buffer, 0, 0
+        self._leases.clear()
+        while not self._prompts.empty():
+            self._prompts.get_nowait()
 
     def _claimed(self, message: PromptsClaimed) -> None:
         if message.incarnation != self.role.incarnation:
             self.log.warning("claim_of_another_life", meant_for=message.incarnation)
+            return
+        if message.buffer != self.life_of(BUFFER):
+            self.log.warning("claim_from_another_life", buffer=message.buffer)
             return
         for assignment in message.assignments:
             self._received += 1

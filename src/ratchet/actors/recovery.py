@@ -13,7 +13,7 @@ has one; else it was not trained either.
 from __future__ import annotations
 
 from ratchet.actors.group_table import GroupTable
-from ratchet.messages import RequestBatch
+from ratchet.messages import RequestBatch, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage
 from ratchet.types import PolicyVersion, Term
@@ -47,14 +47,32 @@ class Recovery:
                 num_groups = self._table.lose(version, step)
                 self._log.warning("step_lost", step=step, version=version, num_groups=num_groups)
 
+    def account(self, done: StepTrained, newest: PolicyVersion) -> bool:
+        """Take the account of a batch that an earlier life of the buffer has handed out, before the
+        trainer asks for another; `newest` is of its line. False if it is of another batch.
+        """
+        if newest < 0 or self._lineage.unknown((newest,)):
+            return False
+        return self._take(done, tuple(self._lineage.path(newest)))
+
     def _settle_batch(self, request: RequestBatch, path: tuple[PolicyVersion, ...]) -> None:
+        """Whoever asks for a batch does not have the one that is out: it has either accounted for
+        it, or it will not take it any more.
+        """
+        if request.done is None or not self._take(request.done, path):
+            for entry in self._table.batched():
+                self._table.reissue(entry, "trainer_died")
+
+    def _take(self, done: StepTrained, path: tuple[PolicyVersion, ...]) -> bool:
         entries = {entry.group_id: entry for entry in self._table.batched()}
-        done = request.done
-        if done is not None and entries and entries.keys() == {*done.trained, *done.rejected}:
-            took_it = next(v for v in path if self._lineage.step(v) < done.step)
-            self._table.train(done.trained, done.step, took_it)
-            for group_id, reason in done.rejected.items():
+        took_it = next((v for v in path if self._lineage.step(v) < done.step), None)
+        accounted = {*done.trained, *done.rejected}
+        if not entries or entries.keys() != accounted or took_it is None:
+            return False
+        self._table.train(done.trained, done.step, took_it)
+        for group_id, reason in done.rejected.items():
+            if reason.startswith("filter:"):
+                self._table.drop(entries[group_id], reason)
+            else:
                 self._table.reissue(entries[group_id], reason)
-            return
-        for entry in entries.values():
-            self._table.reissue(entry, "trainer_died")
+        return True

@@ -188,11 +188,15 @@ class RolloutActor(RoleActor[_Inbox]):
                 self.learn(message.role)
                 if message.role.name == BUFFER:
                     self._claim()  # a new life of the buffer knows nothing of our credit
+            case RoleRegistered():
+                self._claim()
+            case RoleLeft():
+                self.left(message.role)
             case Down():
-                self.registry_lost(message)
+                self.down(message)
             case RunEnded():
                 self.run_ended(message)
-            case RoleRegistered() | RoleLeft() | VersionUpdated():
+            case VersionUpdated():
                 pass
             case _:
                 assert_never(message)
@@ -207,10 +211,12 @@ class RolloutActor(RoleActor[_Inbox]):
         return may and self._engine.version is not None
 
     def _claim(self) -> None:
-        version = self._engine.version
-        if version is None or not self._may_claim:
-            return
-        message = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit, version)
+        version, buffer = self._engine.version, self.life_of(BUFFER)
+        if version is None or not buffer or not self._may_claim:
+            return  # without a buffer, its `RoleJoined` follows
+        self._slots.count_for(buffer)
+        credit = self._slots.credit
+        message = ClaimPrompts(self.name, self.role.incarnation, credit, version, buffer)
         self.system.ref(BUFFER).tell(message)
 
     def _repeat_claim(self) -> None:
@@ -221,6 +227,9 @@ class RolloutActor(RoleActor[_Inbox]):
     def _claimed(self, message: PromptsClaimed) -> None:
         if message.incarnation != self.role.incarnation:
             self.log.warning("claim_of_another_life", meant_for=message.incarnation)
+            return
+        if message.buffer != self.life_of(BUFFER):  # whoever follows it issues these again
+            self.log.warning("claim_from_another_life", buffer=message.buffer)
             return
         for assignment in message.assignments:
             ticket = self._slots.begin()

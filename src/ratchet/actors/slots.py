@@ -1,8 +1,8 @@
 """The slots of one rollout worker: how many groups it may have been handed by now.
 
 Pure: consumes the begin and the end of groups and of their samples, produces the running total that
-`ClaimPrompts` carries; waits for nothing. The total never falls, so it is safe to repeat, to lose
-and to reorder.
+`ClaimPrompts` carries; waits for nothing. The total never falls during a life of the buffer, so it
+is safe to repeat, to lose and to reorder.
 
 A worker has `groups` x `group_size` slots, one for each sample that its engine makes. By "group"
 all slots of a group are free when it ends; by "sample" each is free when its sample ends, all but
@@ -36,19 +36,28 @@ class Slots:
         self._held: dict[int, int] = {}  # ticket of a group in flight -> slots it holds
         self._num_begun = 0
         self._num_free_again = 0  # slots, all in all
+        self._buffer = ""
+        self._num_before = 0  # groups that earlier lives of the buffer handed over
         self.num_finished = 0
         self.num_failed = 0
         self._failures_in_a_row = 0
 
+    def count_for(self, buffer: str) -> None:
+        """Begin a new count if this is another life of the buffer: it knows of none of the groups
+        that have begun, and each slot that one of them holds is free for it once that has ended.
+        """
+        if buffer != self._buffer:
+            self._buffer, self._num_before = buffer, self._num_begun
+
     @property
     def credit(self) -> int:
-        """Groups that may have been handed over, since the worker started."""
-        return self._groups + self._num_free_again // self._group_size
+        """Groups that this life of the buffer may have handed over."""
+        return self._groups + self._num_free_again // self._group_size - self._num_before
 
     @property
     def has_credit(self) -> bool:
         """Whether another group may come."""
-        return self._num_begun < self.credit
+        return self._num_begun - self._num_before < self.credit
 
     @property
     def num_in_flight(self) -> int:

@@ -74,6 +74,7 @@ class StandbyActor(RoleActor[_Inbox]):
                     self._leaders[message.role.name] = message.role
                     self._cancel()
             case RoleLeft():
+                self.left(message.role)
                 if self._leaders.get(message.role.name) == message.role:
                     del self._leaders[message.role.name]
                     self._why = f"{message.role.name} is gone: {message.reason}"
@@ -86,7 +87,7 @@ class StandbyActor(RoleActor[_Inbox]):
             case RunEnded():
                 self.run_ended(message)
             case Down():
-                self.registry_lost(message)
+                self.down(message)
             case VersionUpdated():
                 pass
             case _:

@@ -176,6 +176,7 @@ class System:
         new_id: makes an id that no other call, here or elsewhere, makes; safe from any thread.
         log: where actors log.
         ask_timeout_s: deadline of an ask that names none.
+        registry_wait_s: how long roles wait for a registry that is away.
         remote: finds actors that do not live here. May be set later.
         loop: where an actor runs that is started from a plain thread.
     """
@@ -188,6 +189,7 @@ class System:
         new_id: Callable[[], str],
         log: Log,
         ask_timeout_s: float = 30.0,
+        registry_wait_s: float = 60.0,
         remote: Directory | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -196,6 +198,7 @@ class System:
         self.new_id = new_id
         self.log = log
         self.ask_timeout_s = ask_timeout_s
+        self.registry_wait_s = registry_wait_s
         self.remote = remote
         self.loop = loop
         self.book = AddressBook()

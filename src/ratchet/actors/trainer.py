@@ -120,6 +120,7 @@ class TrainerActor(RoleActor[_Inbox]):
             self.name,
             publisher=self._publisher,
             buffer=lambda: system.ref(BUFFER),
+            life=lambda: self.life_of(BUFFER),
             after=self.after,
             repeat_s=system.ask_timeout_s,
             log=self.log,
@@ -159,11 +160,10 @@ class TrainerActor(RoleActor[_Inbox]):
         await self._sender.close()
         await self._backend.close()
 
-    def registry_lost(self, message: Down) -> None:
-        """End this life as any role does, and say of which term it was."""
+    async def _register(self) -> None:
         try:
-            super().registry_lost(message)
-        except RunFailed as error:
+            await super()._register()
+        except RunFailed as error:  # it may have to be told from the trainer of another term
             raise RunFailed(f"{error} (term {self._publisher.term})") from None
 
     def on_failure(
@@ -206,7 +206,7 @@ class TrainerActor(RoleActor[_Inbox]):
                 self._sync.stop()
                 self._requests.end()
             case Down():
-                self.registry_lost(message)
+                self.down(message)
             case RoleRegistered():
                 for role in message.roles:
                     self._joined(role)
@@ -217,6 +217,7 @@ class TrainerActor(RoleActor[_Inbox]):
                 if message.role.kind == "rollout":  # too late, perhaps, for what is under way
                     self.actor_ref.tell(SyncEngine(message.role))
             case RoleLeft():
+                self.left(message.role)
                 self._sync.left(message.role)
                 self._evaluations.left(message.role)
             case RepeatRequest():

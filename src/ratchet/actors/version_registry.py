@@ -7,6 +7,11 @@ those that have to do with the role, the status of the run for whoever asks, and
 when a role falls silent. Waits for nothing but its disk: each number is on it before it is
 answered.
 
+It dies alone: its next life has the numbers, the terms and the lineage from the file, and hears
+from the roles who is there, as each registers again. Whatever it was asked and did not answer is
+asked again: a commit that was durable already stays what it was, and a number whose reply was lost
+is burnt. A role that this life has given up is not let in again, nor is a trainer of an older term.
+
 The run ends here for everyone: after `EndRun` each role is told, and the registry stops when the
 last one has left, or after `_LEAVE_S` seconds.
 
@@ -26,7 +31,7 @@ from ratchet.actors.membership import Membership
 from ratchet.actors.role import ORDERLY
 from ratchet.actors.system import System
 from ratchet.actors.vacancy import Vacancy
-from ratchet.errors import StaleTerm, VersionError
+from ratchet.errors import GivenUp, StaleTerm, VersionError
 from ratchet.messages import (
     AcquireTerm,
     BurnVersion,
@@ -138,6 +143,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
                 assert_never(message)
 
     def _register(self, role: RoleInfo) -> RoleRegistered:
+        self._check_life(role)
         known = self._roles.get(role.name)
         if known != role:
             if known is not None:
@@ -152,6 +158,16 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
                 self.system.ref(role.name).tell(self._ended)
         others = (one for one in self._roles.who_hears_of(role) if one.name != role.name)
         return RoleRegistered((*others, role), self._store.records())
+
+    def _check_life(self, role: RoleInfo) -> None:
+        """Let nobody back in whom the others have taken for dead, or whom another has followed."""
+        reason = self._roles.end_of(role)
+        if reason is not None:
+            msg = f"the others have given {role.name} up, which has to start again: {reason}"
+            raise GivenUp(msg)
+        term = self._store.term_of(role.incarnation)
+        if term is not None:
+            self._check(term)
 
     def _reported(self, report: RoleReport) -> None:
         """Keep it; and with each report of this process itself, look who has fallen silent.
@@ -182,13 +198,15 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
 
     def _commit(self, message: CommitVersion) -> VersionCommitted:
         self._check(message.term)
+        before = self._store.record(message.version)
         self._store.commit(message.version, message.digest, self._wall())
         record = self._store.record(message.version)
         if record is None:
             msg = f"version {message.version} vanished from the store at its commit"
             raise VersionError(msg)
-        self._tell(self._roles, VersionUpdated(record))
-        self.log.info("version_updated", version=record.version, step=record.step)
+        if before is not None and before.state != "live":  # else all who register know of it
+            self._tell(self._roles, VersionUpdated(record))
+            self.log.info("version_updated", version=record.version, step=record.step)
         return VersionCommitted(message.version)
 
     def _down(self, message: Down) -> None:

@@ -53,6 +53,8 @@ class RuntimeConfig(Section):
     dead_s: PositiveFloat = 15.0
     """Silence of a role after which it counts as dead."""
     ask_timeout_s: PositiveFloat = 30.0
+    registry_wait_s: PositiveFloat = 60.0
+    """How long a role waits for a registry that is away, and registers again; then it fails."""
 
     trainer_wait_s: PositiveFloat = 600.0
     """How long the run waits, without a trainer, for another life of it or for a standby."""

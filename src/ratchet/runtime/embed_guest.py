@@ -109,6 +109,7 @@ class Host:
             new_id=lambda: uuid.uuid4().hex,
             log=self._log,
             ask_timeout_s=self.config.runtime.ask_timeout_s,
+            registry_wait_s=self.config.runtime.registry_wait_s,
         )
         runtime = self.config.runtime
         node = Node(

@@ -104,6 +104,7 @@ async def run_in_process(
         new_id=lambda: uuid.uuid4().hex,
         log=log,
         ask_timeout_s=config.runtime.ask_timeout_s,
+        registry_wait_s=config.runtime.registry_wait_s,
     )
 
     chosen = ChosenStart(run, start_step)

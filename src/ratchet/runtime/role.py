@@ -127,6 +127,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         new_id=lambda: uuid.uuid4().hex,
         log=log,
         ask_timeout_s=config.runtime.ask_timeout_s,
+        registry_wait_s=config.runtime.registry_wait_s,
     )
     node = Node(
         name=spec.role.name,

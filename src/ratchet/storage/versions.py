@@ -88,10 +88,20 @@ class VersionStore:
         row = self._sql.execute("SELECT coalesce(max(term), 0) FROM terms").fetchone()
         return cast("Term", row[0])
 
+    def term_of(self, incarnation: str) -> Term | None:
+        """Return the last term that a life of a trainer has acquired; None if it has none."""
+        row = self._sql.execute(
+            "SELECT max(term) FROM terms WHERE incarnation = ?", (incarnation,)
+        ).fetchone()
+        return cast("Term | None", row[0])
+
     def reserve(
         self, term: Term, step: int, parent: PolicyVersion | None, now: float
     ) -> PolicyVersion:
         """Return the next number, from 0; on disk before it is returned, and never given again.
+
+        A trainer has one number in hand, which is the parent of its next one. So whoever reserves
+        the same again has not heard of the number that it got, and that one is burnt.
 
         Args:
             term: the newest one.
@@ -110,6 +120,11 @@ class VersionStore:
             if ancestor.step > step:
                 msg = f"step {step} lies before step {ancestor.step} of the parent {parent}"
                 raise VersionError(msg)
+        self._sql.execute(
+            "UPDATE versions SET state = 'burnt', reason = 'the reply to its reservation was lost',"
+            " decided_at = ? WHERE state = 'reserved' AND term = ? AND step = ? AND parent IS ?",
+            (now, term, step, parent),
+        )
         row = self._sql.execute(
             "INSERT INTO versions (version, term, step, parent, state, created_at)"
             " SELECT coalesce(max(version), -1) + 1, ?, ?, ?, 'reserved', ? FROM versions"

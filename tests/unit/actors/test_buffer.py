@@ -110,7 +110,7 @@ class World:
 
     async def claim(self, credit: int, version: int = 0) -> list[Assignment]:
         seen = len(self.assignments)
-        await self.tell(ClaimPrompts("rollout-0", "w1", credit, version))
+        await self.tell(ClaimPrompts("rollout-0", "w1", credit, version, "b1"))
         return self.assignments[seen:]
 
     @property
@@ -126,7 +126,7 @@ class World:
 
     async def request(self, version: int = 0, step: int | None = None, term: int = 1) -> None:
         step = version if step is None else step
-        await self.tell(RequestBatch("trainer-0", term, version, step))
+        await self.tell(RequestBatch("trainer-0", term, version, step, None, "b1"))
 
 
 def finished(
@@ -395,7 +395,7 @@ def test_a_masked_group_waits_until_nothing_of_it_is_fresh() -> None:
         assert world.ledger.reasons() == {"stale": 1}
         (masked,) = world.ledger.groups("finished")
         assert (masked.group_id, masked.reason) == (a.group_id, "stale")
-        await world.tell(RequestBatch("trainer-0", 1, 2, 2))
+        await world.tell(RequestBatch("trainer-0", 1, 2, 2, None, "b1"))
         await world.finish(c, version=2)
         (ready,) = world.batches
         assert ids(ready) == [0, 2]
@@ -461,7 +461,7 @@ def test_a_worker_that_dies_loses_its_leases_at_once() -> None:
         await world.finish(first[0])
         await world.tell(RoleLeft(WORKER, "killed"))
         assert [e["group"] for e in world.system.log.named("lease_ended")] == [1, 2]
-        await world.tell(ClaimPrompts("rollout-0", "w2", 2))
+        await world.tell(ClaimPrompts("rollout-0", "w2", 2, 0, "b1"))
         last = world.worker.of(PromptsClaimed)[-1]
         assert last.incarnation == "w2"
         assert [(a.group_id, a.attempt) for a in last.assignments] == [(1, 1), (2, 1)]
@@ -472,7 +472,7 @@ def test_a_worker_that_dies_loses_its_leases_at_once() -> None:
 def test_a_prompt_that_kills_its_workers_is_given_up() -> None:
     async def body(world: World) -> None:
         for life in range(3):
-            await world.tell(ClaimPrompts("rollout-0", f"w{life}", 1))
+            await world.tell(ClaimPrompts("rollout-0", f"w{life}", 1, 0, "b1"))
             await world.tell(RoleLeft(RoleInfo("rollout", "rollout-0", f"w{life}"), "killed"))
         assert world.ledger.reasons() == {"worker_died": 1}
 
@@ -515,7 +515,7 @@ def test_an_older_trainer_is_fenced_between_two_batches_too() -> None:
             await world.finish(assignment)
         await world.request(term=2)
         await world.tell(StepTrained(2, 1, (0, 1), {}))
-        await world.tell(RequestBatch("trainer-0", 2, 0, 1))  # waits for two more groups
+        await world.tell(RequestBatch("trainer-0", 2, 0, 1, None, "b1"))  # waits for two more groups
         await world.request(term=1)  # the zombie's
         for assignment in assignments[2:]:
             await world.finish(assignment)

@@ -30,6 +30,7 @@ from ratchet.messages import (
 )
 from ratchet.types import Assignment, Prompt, RoleInfo, VersionRecord, VersionSpan
 
+BUFFER = RoleInfo("buffer", "buffer", "b1")
 ROLE = RoleInfo("producer", "mine", "p1")
 LIVE = VersionRecord(0, 1, 0, None, "live")
 LEASE_S = 10.0
@@ -51,7 +52,7 @@ class World:
     def _registry(self, message: Message) -> Message:
         match message:
             case RegisterRole():
-                return RoleRegistered((), self.versions)
+                return RoleRegistered((BUFFER,), self.versions)
             case DescribeLineage():
                 found = [r for r in self.reserved if r.version in message.versions]
                 return LineageDescribed(tuple(found))
@@ -69,7 +70,7 @@ class World:
 
     def issue(self, *group_ids: int, incarnation: str = "p1") -> None:
         prompts = [Assignment(g, 0, 0, Prompt(f"p{g}", "1>"), 4, LEASE_S) for g in group_ids]
-        self.ref.tell(PromptsClaimed(incarnation, tuple(prompts)))
+        self.ref.tell(PromptsClaimed(incarnation, tuple(prompts), BUFFER.incarnation))
 
 
 def settle() -> Any:
@@ -87,12 +88,17 @@ def test_a_prompt_is_claimed_when_it_is_asked_for() -> None:
         world.issue(7, 8)
         assert [(await t).assignment.group_id for t in (first, second)] == [7, 8]
         assert world.credits[-1] == 2
-        world.take()
+        task = world.take()
         await settle()
         assert world.credits[-1] == 3
         world.ref.tell(RoleJoined(RoleInfo("buffer", "buffer", "b2")))
         await settle()
-        assert world.credits[-2:] == [3, 3]  # a new life of the buffer hears it again
+        assert world.credits[-2:] == [3, 1]  # for a new life of the buffer the count begins anew
+        world.issue(9)  # of the old one: the new one issues it again
+        await settle()
+        (refused,) = world.log.named("claim_from_another_life")
+        assert refused["buffer"] == "b1"
+        assert not task.done()
 
     run_virtual(main())
 
@@ -176,6 +182,7 @@ def test_a_prompt_whose_lease_is_over_is_not_handed_out() -> None:
 def test_a_group_is_handed_in_under_its_lease_and_names_versions_of_the_run() -> None:
     async def main() -> None:
         world = World()
+        await settle()
         for group_id in (0, 1, 2):
             world.issue(group_id)
         groups = make_groups(3)

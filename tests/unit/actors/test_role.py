@@ -9,23 +9,25 @@ from tests.simulation.loop import run_virtual
 
 from ratchet.actors.role import RoleActor, rollout_name
 from ratchet.actors.system import System
-from ratchet.errors import RunFailed, VersionError
-from ratchet.messages import Down, Message, RegisterRole, RoleRegistered
+from ratchet.errors import ActorDead, GivenUp, RunFailed, VersionError
+from ratchet.messages import Down, Message, RegisterRole, RoleLeft, RoleRegistered, RunEnded
 from ratchet.types import RoleInfo
 
 ROLE = RoleInfo("rollout", rollout_name(3), "life-1")
+OTHER = RoleInfo("rollout", rollout_name(7), "life-1")
+BUFFER = RoleInfo("buffer", "buffer", "b1")
 
 
-class Member(RoleActor[RoleRegistered | Down]):
+class Member(RoleActor[RoleRegistered | RoleLeft | Down]):
     def __init__(self, system: System, role: RoleInfo) -> None:
         super().__init__(system, role)
         self.heard: list[Message] = []
 
-    def receive(self, message: RoleRegistered | Down) -> None:
+    def receive(self, message: RoleRegistered | RoleLeft | Down) -> None:
         match message:
             case Down():
-                self.registry_lost(message)
-            case RoleRegistered():
+                self.down(message)
+            case RoleRegistered() | RoleLeft():
                 self.heard.append(message)
 
 
@@ -46,43 +48,160 @@ def test_it_registers_under_its_own_name_and_hears_who_is_there() -> None:
     run_virtual(main())
 
 
-def test_a_registry_that_refuses_or_is_not_there_fails_the_role() -> None:
-    def refuse(_: Message) -> Message:
-        raise VersionError("no")
+def test_a_registry_that_refuses_fails_the_role() -> None:
+    def refuse(error: Exception) -> RecordedDirectory:
+        def answer(_: Message) -> Message:
+            raise error
+
+        others = RecordedDirectory()
+        others.ref("registry").answer = answer
+        return others
 
     async def main() -> None:
-        others = RecordedDirectory()
-        others.ref("registry").answer = refuse
         log = RecordingLog()
-        refused = Member.start(make_system(remote=others, log=log), ROLE)
-        alone = Member.start(make_system(log=log), ROLE)
-        await asyncio.sleep(1)
-        assert not refused.is_alive()
-        assert not alone.is_alive()
+        for error in (VersionError("no"), GivenUp("too late")):
+            ref = Member.start(make_system(remote=refuse(error), log=log), ROLE)
+            await asyncio.sleep(1)
+            assert not ref.is_alive()
         reasons = [event["reason"] for event in log.named("actor_failed")]
-        assert sorted(reasons) == ["ActorDead: there is no actor registry", "VersionError: no"]
+        lost = "RunFailed: rollout-3 has lost the registry: too late"
+        assert reasons == ["VersionError: no", lost]
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("reason", "lives"), [("stopped", True), ("silent for 30 s", False)])
-def test_it_ends_when_it_loses_the_registry_but_not_when_that_stops(
-    reason: str, lives: bool
-) -> None:
+def test_a_registry_that_is_away_is_waited_for_visibly_and_not_for_ever() -> None:
     async def main() -> None:
-        others = RecordedDirectory()
-        registry = others.ref("registry")
-        registry.answer = lambda _: RoleRegistered((), ())
         log = RecordingLog()
-        ref = Member.start(make_system(remote=others, log=log), ROLE)
+        system = make_system(log=log, registry_wait_s=20.0)
+        ref = Member.start(system, ROLE)
+        await asyncio.sleep(19.5)
+        (row,) = system.waits.rows()
+        wanted = ("rollout-3", "registry", "its next life, for RegisterRole")
+        assert (row.who, row.on, row.what, row.until) == (*wanted, 20.0)
+        assert ref.is_alive()
         await asyncio.sleep(1)
-        (watcher,) = registry.watchers
-        watcher.tell(Down("registry", reason))
+        assert not ref.is_alive()
+        (failed,) = log.named("actor_failed")
+        assert failed["reason"] == (
+            "RunFailed: rollout-3 has lost the registry: it has not answered RegisterRole within"
+            " 20 s (runtime.registry_wait_s): there is no actor registry"
+        )
+
+    run_virtual(main())
+
+
+class Registry:
+    """Knows some roles; is away for a while."""
+
+    def __init__(self, *known: RoleInfo) -> None:
+        self.others = RecordedDirectory()
+        self.known = known
+        self.away = False
+        self.others.ref("registry").answer = self._answer
+
+    def _answer(self, message: Message) -> Message:
+        assert message == RegisterRole(ROLE)
+        if self.away:
+            raise ActorDead("registry has ended")
+        return RoleRegistered((*self.known, ROLE), ())
+
+    async def dies(self, for_s: float) -> None:
+        self.away = True
+        for watcher in self.others.ref("registry").watchers:
+            watcher.tell(Down("registry", "killed"))
+        await asyncio.sleep(for_s)
+        self.away = False
         await asyncio.sleep(1)
-        assert ref.is_alive() is lives
-        reasons = [event["reason"] for event in log.named("actor_failed")]
-        lost = "RunFailed: rollout-3 has lost the registry: silent for 30 s"
-        assert reasons == ([] if lives else [lost])
+
+    def watched(self, name: str) -> int:
+        return len(self.others.ref(name).watchers)
+
+
+def test_it_registers_again_with_the_next_life_of_the_registry() -> None:
+    async def main() -> None:
+        registry = Registry(BUFFER)
+        ref = Member.start(make_system(remote=registry.others), ROLE)
+        await asyncio.sleep(1)
+        actor = ref._actor_weakref()
+        await registry.dies(for_s=30)
+        assert len(actor.heard) == 2
+        assert registry.watched("registry") == 2  # the new one
+        assert registry.watched("buffer") == 0
+        assert actor.life_of("buffer") == "b1"
+        assert actor.life_of("nobody") == ""
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def test_whoever_the_next_registry_does_not_know_has_left_once_its_link_says_so() -> None:
+    async def main() -> None:
+        registry = Registry(BUFFER, OTHER)
+        ref = Member.start(make_system(remote=registry.others), ROLE)
+        await asyncio.sleep(1)
+        actor = ref._actor_weakref()
+        registry.known = ()
+        await registry.dies(for_s=1)
+        assert (registry.watched("buffer"), registry.watched("rollout-7")) == (1, 1)
+        actor.learn(OTHER)  # it has registered as well, only later
+        ref.tell(Down("buffer", "killed"))
+        await asyncio.sleep(1)
+        assert actor.heard[2:] == [RoleLeft(BUFFER, "killed")]
+        ref.tell(Down("buffer", "told twice"))
+        actor.left(OTHER)
+        ref.tell(Down("rollout-7", "killed"))  # the registry has told already
+        await asyncio.sleep(1)
+        assert len(actor.heard) == 3
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def test_whoever_was_replaced_while_the_registry_was_away_has_left() -> None:
+    async def main() -> None:
+        registry = Registry(BUFFER)
+        ref = Member.start(make_system(remote=registry.others), ROLE)
+        await asyncio.sleep(1)
+        actor = ref._actor_weakref()
+        registry.known = (RoleInfo("buffer", "buffer", "b2"),)
+        await registry.dies(for_s=1)
+        left = RoleLeft(BUFFER, "replaced by a new incarnation")
+        assert actor.heard[1:] == [left, RoleRegistered((*registry.known, ROLE), ())]
+        actor.left(BUFFER)
+        assert actor.life_of("buffer") == "b2"
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def test_what_is_heard_while_it_registers_is_newer_than_the_reply() -> None:
+    async def main() -> None:
+        registry = Registry(BUFFER)
+        reply = asyncio.get_running_loop().create_future()
+        registry.others.ref("registry").answer = lambda _: reply
+        ref = Member.start(make_system(remote=registry.others), ROLE)
+        await asyncio.sleep(1)
+        actor = ref._actor_weakref()
+        actor.learn(RoleInfo("buffer", "buffer", "b2"))
+        reply.set_result(RoleRegistered((BUFFER, ROLE), ()))
+        await asyncio.sleep(1)
+        assert actor.life_of("buffer") == "b2"
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
+def test_after_the_end_of_the_run_nobody_looks_for_the_registry() -> None:
+    async def main() -> None:
+        registry = Registry(BUFFER)
+        system = make_system(remote=registry.others)
+        ref = Member.start(system, ROLE)
+        await asyncio.sleep(1)
+        system.run_ended = RunEnded("finished", "done")
+        await registry.dies(for_s=1)
+        assert registry.others.ref("registry").told == [RegisterRole(ROLE)]
+        assert ref.is_alive()
         await ref.stop(block=False)
 
     run_virtual(main())

@@ -42,6 +42,7 @@ from ratchet.messages import (
 )
 from ratchet.types import Assignment, Prompt, RoleInfo, WeightManifest, WeightRoute
 
+BUFFER = RoleInfo("buffer", "buffer", "b1")
 ROLE = RoleInfo("rollout", "rollout-0", "life-1")
 SLOTS = 3
 TIMEOUT_S = 10.0
@@ -78,7 +79,7 @@ class World:
         )
         self.log = RecordingLog()
         self.others = RecordedDirectory()
-        self.others.ref("registry").answer = lambda _: RoleRegistered((), ())
+        self.others.ref("registry").answer = lambda _: RoleRegistered((BUFFER,), ())
         self.system = make_system(remote=self.others, log=self.log)
         self.wire = Wire()
         self.engine = FakeEngine(**engine)
@@ -140,7 +141,7 @@ class World:
             Assignment(group_id, attempt, 0, Prompt(f"p{group_id}", text), 2, 30.0)
             for group_id in group_ids
         )
-        await self.tell(PromptsClaimed(ROLE.incarnation, assignments))
+        await self.tell(PromptsClaimed(ROLE.incarnation, assignments, BUFFER.incarnation))
 
     @property
     def finished(self) -> list[GroupFinished]:
@@ -228,7 +229,7 @@ def test_an_engine_without_weights_takes_no_more_work() -> None:
 def test_claims_for_another_life_are_ignored() -> None:
     async def body(world: World) -> None:
         assignment = Assignment(0, 0, 0, Prompt("p", "1>"), 2, 30.0)
-        await world.tell(PromptsClaimed("life-0", (assignment,)))
+        await world.tell(PromptsClaimed("life-0", (assignment,), BUFFER.incarnation))
         await asyncio.sleep(TIMEOUT_S)
         assert world.log.named("claim_of_another_life")[0]["meant_for"] == "life-0"
         assert world.finished == world.failed == []
@@ -514,7 +515,9 @@ def test_an_evaluation_has_one_mean_per_prompt_in_order() -> None:
         assert reply == PolicyEvaluated(0, (0.5, 0.25))
         await world.settle()
         assert world.credit == [SLOTS, SLOTS]  # it eats no quota
-        assert set(world.buffer.told) == {ClaimPrompts(ROLE.name, ROLE.incarnation, SLOTS)}
+        assert set(world.buffer.told) == {
+            ClaimPrompts(ROLE.name, ROLE.incarnation, SLOTS, 0, BUFFER.incarnation)
+        }
 
     scenario(body, [0.0, 1.0], [0.5, 0.0])
 

@@ -53,6 +53,7 @@ from ratchet.types import (
     WeightRoute,
 )
 
+BUFFER = RoleInfo("buffer", "buffer", "b1")
 ROLE = RoleInfo("trainer", "trainer-0", "t1")
 E0 = RoleInfo("rollout", "rollout-0", "a")
 E1 = RoleInfo("rollout", "rollout-1", "b")
@@ -149,7 +150,7 @@ class World:
     def _registry(self, message: Message) -> Message:
         match message:
             case RegisterRole():
-                return RoleRegistered((ROLE, *self.rollouts), ())
+                return RoleRegistered((ROLE, BUFFER, *self.rollouts), ())
             case AcquireTerm():
                 return TermAcquired(1, tuple(self.records))
             case _ if self.fenced:
@@ -253,7 +254,7 @@ class World:
             )
         )
         stats = BufferStats(staleness=(0,) * len(versions))
-        return BatchReady(term, Batch(step, groups), stats)
+        return BatchReady(term, Batch(step, groups), stats, BUFFER.incarnation)
 
     async def end(self, within_s: float = 1000.0) -> None:
         end = EndOfActor("test")
