@@ -22,6 +22,7 @@ from ratchet.types import RolloutStats
 
 _SMALLEST: Final = 1e-6
 _LARGEST: Final = 1e12
+_MOST_PENDING: Final = 512
 _QUANTILES: Final = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -100,58 +101,62 @@ NOTHING: Final = Distribution()
 
 @dataclass(slots=True)
 class Tally:
-    """A distribution that grows."""
+    """A distribution that grows. Values wait in a list of bounded length and are computed together:
+    each group that passes adds a few, and that must cost next to nothing.
+    """
 
     _count: int = 0
     _mean: float = 0.0
     _squares: float = 0.0
     _low: float = math.inf
     _high: float = -math.inf
-    _histogram: Counter[float] = field(default_factory=Counter)
+    _histogram: dict[float, int] = field(default_factory=dict)
+    _pending: list[float] = field(default_factory=list)
 
     def add(self, values: Sequence[float]) -> None:
-        """Count values. It costs little: there is one call for each group that passes."""
-        if not values:
-            return
-        count = len(values)
-        mean = sum(values) / count
-        apart = math.dist(values, (mean,) * count)
-        self._merge(count, mean, apart * apart, min(values), max(values))
-        self._histogram.update(map(rounded, values))
+        """Count values."""
+        self._pending.extend(values)
+        if len(self._pending) >= _MOST_PENDING:
+            self._settle()
 
     def count(self, value: float, times: int = 1) -> None:
         """Count one value several times."""
         if times:
-            self._merge(times, value, 0.0, value, value)
-            self._histogram[rounded(value)] += times
+            self.merge(Distribution(times, value, 0.0, value, value, {rounded(value): times}))
 
     def merge(self, other: Distribution) -> None:
         """Count the values of another one."""
-        if other.count:
-            self._merge(other.count, other.mean, other.squares, other.low, other.high)
-            self._histogram.update(other.histogram)
+        if not other.count:
+            return
+        total = self._count + other.count
+        apart = other.mean - self._mean
+        self._squares += other.squares + apart * apart * (self._count * other.count / total)
+        self._mean += apart * (other.count / total)
+        self._count = total
+        self._low = min(self._low, other.low)
+        self._high = max(self._high, other.high)
+        for value, times in other.histogram.items():
+            self._histogram[value] = self._histogram.get(value, 0) + times
 
     def read(self) -> Distribution:
         """Return it as it is now."""
+        self._settle()
         if not self._count:
             return NOTHING
-        return Distribution(
-            self._count,
-            self._mean,
-            self._squares,
-            self._low,
-            self._high,
-            dict(self._histogram),
-        )
+        numbers = (self._count, self._mean, self._squares, self._low, self._high)
+        return Distribution(*numbers, dict(self._histogram))
 
-    def _merge(self, count: int, mean: float, squares: float, low: float, high: float) -> None:
-        total = self._count + count
-        apart = mean - self._mean
-        self._squares += squares + apart * apart * (self._count * count / total)
-        self._mean += apart * (count / total)
-        self._count = total
-        self._low = min(low, self._low)
-        self._high = max(high, self._high)
+    def _settle(self) -> None:
+        values, self._pending = self._pending, []
+        if not values:
+            return
+        mean = sum(values) / len(values)
+        apart = math.dist(values, (mean,) * len(values))
+        histogram: Counter[float] = Counter()
+        for value, times in Counter(values).items():
+            histogram[rounded(value)] += times
+        numbers = (len(values), mean, apart * apart, min(values), max(values))
+        self.merge(Distribution(*numbers, histogram))
 
 
 def merged(distributions: Iterable[Distribution]) -> Distribution:

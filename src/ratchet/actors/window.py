@@ -85,13 +85,13 @@ class Window:
     def finished(self, prompt_id: str, made: Made, claimed_at: float) -> None:
         """A claimed group has come in."""
         self.offered.add(made, self._label(prompt_id))
-        self.claim_to_finish.count(made.finished_at - claimed_at)
+        self.claim_to_finish.add((made.finished_at - claimed_at,))
 
     def has_trained(self, prompt_id: str, made: Made | None, now: float) -> None:
         """A step has trained a group."""
         self.trained.add(made, self._label(prompt_id))
         if made is not None:
-            self.finish_to_train.count(now - made.finished_at)
+            self.finish_to_train.add((now - made.finished_at,))
 
     def has_lost(self, prompt_id: str, made: Made | None) -> None:
         """A finished group will not be trained as it is."""
