@@ -71,7 +71,7 @@ def test_own_trainer(tmp_path: Path) -> None:
     assert [record.step for record in records] == list(range(51))
     assert records[-1].state == "live"
     groups = list(read_groups(tmp_path / "run" / "ledger.sqlite"))
-    trained = [group for group in groups if group.state == "trained"]
+    trained = [group for group in groups if group.state in {"trained", "committed"}]
     assert len(trained) == 50 * 8
     assert max(group.staleness for group in trained if group.staleness is not None) <= 4
     assert not [group for group in groups if group.state == "batched"]
@@ -87,7 +87,7 @@ def test_own_producer(tmp_path: Path) -> None:
     for group in handed_in:
         assert (group.min_version, group.max_version) == (0, 0)
         assert group.num_rollouts == 8
-        if group.state == "trained":  # version 0: as stale as there are steps since
+        if group.state in {"trained", "committed"}:  # version 0: as stale as there are steps since
             assert group.staleness is not None
             assert group.trained_step is not None
             assert group.staleness == group.trained_step - 1 <= 4

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.helpers.command import Command, gone, kill
 from tests.helpers.config import small_config
+from typer.testing import CliRunner
 
+from ratchet import cli_audit
 from ratchet.storage.ledger import read_groups
 from ratchet.storage.versions import read_versions
 
@@ -50,15 +54,23 @@ def test_a_run_that_is_killed_again_and_again_goes_on(tmp_path: Path) -> None:
     assert [v.version for v in versions] == list(range(len(versions)))
     assert versions[-1].step == NUM_STEPS
     assert {v.term for v in versions} == {1, 2, 3}
+    result = CliRunner().invoke(cli_audit.app, ["audit", str(root)])
+    assert result.exit_code == 0, result.output
 
     groups = list(read_groups(root / "ledger.sqlite"))
-    trained = [group for group in groups if group.state == "trained"]
+    kept = {int(path.stem) for path in (root / "payloads").iterdir()}
+    assert kept == {group.group_id for group in groups if group.state == "finished"}
+    with closing(sqlite3.connect(root / "ledger.sqlite")) as sql:
+        query = "SELECT count(*) FROM events WHERE event = 'requeued'"
+        assert sql.execute(query).fetchone()[0] > 0, "nothing came back from its payload"
+    trained = [group for group in groups if group.state in {"trained", "committed"}]
     assert Counter(g.trained_step for g in trained) == dict.fromkeys(steps, 4)
     assert len(trained) == 4 * NUM_STEPS
-    ends = Counter((g.epoch, g.prompt_id) for g in groups if g.state in {"trained", "dropped"})
+    ended = {"trained", "committed", "dropped"}
+    ends = Counter((g.epoch, g.prompt_id) for g in groups if g.state in ended)
     assert set(ends.values()) == {1}
     whole_epochs = {g.epoch for g in groups} - {max(g.epoch for g in groups)}
-    open_epochs = {g.epoch for g in groups if g.state not in {"trained", "dropped"}}
+    open_epochs = {g.epoch for g in groups if g.state not in ended}
     for epoch in whole_epochs - open_epochs:
         assert len([1 for of, _ in ends if of == epoch]) == 26
 

@@ -89,7 +89,11 @@ def resume_run(root: Path, config: Config, step: int | None) -> Resumption:
             f" give --set trainer.num_steps=N with N above {step}"
         )
         raise ConfigError(msg)
-    _put_in_order(run, config, step or 0, changed=bool(changes))
+    try:
+        _put_in_order(run, config, step or 0, changed=bool(changes))
+    except OSError as error:
+        msg = f"cannot go on in {root}: {error}; check its permissions and the free space"
+        raise UserError(msg) from None
     return Resumption(run, run_id, step, changes)
 
 

@@ -206,7 +206,10 @@ def refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        msg = f"cannot open {path}: {error}; check that the directory exists and its permissions"
+        msg = (
+            f"cannot open {path}: {error}; check that the directory exists, its permissions, and"
+            " the free space"
+        )
         raise UserError(msg) from error
     except sqlite3.DatabaseError as error:
         raise UserError(_damaged(path, str(error))) from error
