@@ -38,6 +38,8 @@ class Plan:
     num_prompts: int
     faults: tuple[f.Fault, ...]
     links: Links = field(default_factory=Links)
+    save_s: float | None = None
+    """seconds that a checkpoint takes; None if there are none, and a dead trainer stays dead"""
 
     @property
     def fatal(self) -> tuple[f.Fault, ...]:

@@ -280,6 +280,26 @@ class TakeOver(Fault):
 
 
 @dataclass(frozen=True)
+class KillTrainer(Fault):
+    """The leading trainer dies, perhaps with its machine; its launcher starts it again, or whoever
+    looks after one that has taken over does.
+    """
+
+    power: bool = False
+
+    def strike(self, world: World) -> None:
+        if world.ended.event.is_set():
+            return
+        leader = world.leader
+        leader.end.kill()
+        if world.checkpoints is not None and self.power:
+            world.checkpoints.disk.lose_power()
+        launcher = world.trainer_launcher
+        if launcher is None or leader not in launcher.lives:
+            world.start_trainer(leader.name)
+
+
+@dataclass(frozen=True)
 class Stop(Fault):
     """The user ends the run."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.simulation import batch_marks, counter_checks, evaluation_checks, supervision
+from tests.simulation import batch_marks, counter_checks, evaluation_checks, supervision, trainers
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
@@ -432,9 +432,13 @@ class Watch:
             self._expect(not again, "I3", f"{trainer.name} trained twice: {again}")
         newest = set(self._world.backend.applied)
         last = set(self._world.backend.applied[-self._plan.config.buffer.batch_groups :])
-        told = {row.group_id: row.attempt for row in self._world.ledger.groups("trained")}
+        rows = self._world.ledger.groups("trained", "committed")
+        told = {row.group_id: row.attempt for row in rows}
         missing = {key for key in newest - last if told.get(key[0]) != key[1]}
         self._expect(not missing, "I3", f"trained, and the ledger does not know: {missing}")
+        if self._world.checkpoints is not None:
+            for problem in trainers.check(self._world):
+                self._expect(False, "I3", problem)
 
     def _credits_are_kept(self) -> None:
         slots = self._plan.config.groups_per_worker
@@ -532,7 +536,8 @@ _NEXT = {
     "masked": {"masked", "batched", "retried", "dropped"},
     "batched": {"trained", "retried", "dropped"},
     "retried": {"claimed"},
-    "trained": {_LOST},
+    "trained": {_LOST, "committed"},
+    "committed": {_LOST},
     _LOST: {"claimed"},
     "dropped": set(),
 }

@@ -20,18 +20,19 @@ from ratchet.types import RoleKind
 
 if TYPE_CHECKING:
     from tests.simulation.sessions import Host, Network
-    from tests.simulation.world import Worker
+    from tests.simulation.world import Trainer, Worker
 
     from ratchet.config import Config
 
 KILLED = "killed"
 """The reason of an end by SIGKILL."""
 
-StartWorker = Callable[[str], "Worker"]
+StartWorker = Callable[[str], "Worker | Trainer"]
 
 
 def _kind(name: str) -> RoleKind:
-    return "evaluator" if name.startswith("evaluator") else "rollout"
+    kinds: tuple[RoleKind, ...] = ("evaluator", "trainer")
+    return next((kind for kind in kinds if name.startswith(kind)), "rollout")
 
 
 class WorkerProcess:
@@ -43,7 +44,7 @@ class WorkerProcess:
         self._start = start
 
     @property
-    def _life(self) -> Worker:
+    def _life(self) -> Worker | Trainer:
         return next(life for life in reversed(self._launcher.lives) if life.name == self.name)
 
     async def start(self) -> None:
@@ -100,7 +101,7 @@ class Launcher:
         self.name = name
         self.workers = tuple(workers)
         self.whose = whose
-        self.lives: list[Worker] = []
+        self.lives: list[Worker | Trainer] = []
         """of all its workers, oldest first"""
         self.outcome: RoleOutcome | None = None
         """None as long as it runs"""

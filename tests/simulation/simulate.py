@@ -11,15 +11,18 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import Disk, a_disk
 from tests.simulation.invariants import Watch
 from tests.simulation.loop import Deadlock, run_virtual
+from tests.simulation.trainers import WorldCheckpoints
 from tests.simulation.world import World
 
 from ratchet.actors.role import BUFFER, REGISTRY
@@ -32,6 +35,7 @@ LIMIT_S = 1e6
 _STATE_AFTER = {
     "issued": "issued", "retried": "issued", "claimed": "claimed", "finished": "finished",
     "masked": "masked", "batched": "batched", "trained": "trained", "dropped": "dropped",
+    "committed": "committed", "requeued": "finished",
 }  # fmt: skip
 
 
@@ -81,8 +85,10 @@ def run(plan: Plan) -> Outcome:
     outcome = Outcome(plan)
     worlds: list[World] = []
     try:
-        with a_disk(plan.seed) if plan.on_disk else contextlib.nullcontext() as disk:
-            run_virtual(_live(plan, outcome, worlds, disk), seed=plan.seed)
+        with contextlib.ExitStack() as stack:
+            disk = stack.enter_context(a_disk(plan.seed)) if plan.on_disk else None
+            checkpoints = stack.enter_context(a_store(plan))
+            run_virtual(_live(plan, outcome, worlds, disk, checkpoints), seed=plan.seed)
     except Deadlock as error:
         outcome.problems.append(f"I6: {error}")
     except (TooLong, Exception) as error:  # noqa: BLE001 - whatever a world does, it is reported
@@ -93,7 +99,24 @@ def run(plan: Plan) -> Outcome:
     return outcome
 
 
-async def _live(plan: Plan, outcome: Outcome, worlds: list[World], disk: Disk | None) -> None:
+@contextlib.contextmanager
+def a_store(plan: Plan) -> Iterator[WorldCheckpoints | None]:
+    """Give a world a place for checkpoints, if its plan has any."""
+    if plan.save_s is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ratchet-checkpoints-") as root:
+        keep = plan.config.checkpoint.keep
+        yield WorldCheckpoints(Path(root) / "checkpoints", keep=keep, write_s=plan.save_s)
+
+
+async def _live(
+    plan: Plan,
+    outcome: Outcome,
+    worlds: list[World],
+    disk: Disk | None,
+    checkpoints: WorldCheckpoints | None,
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: outcome.leaks.append(str(context["message"])))
     world = World(
@@ -103,10 +126,12 @@ async def _live(plan: Plan, outcome: Outcome, worlds: list[World], disk: Disk | 
         links=plan.links,
         num_prompts=plan.num_prompts,
         disk=disk,
+        checkpoints=checkpoints,
     )
     worlds.append(world)
     watch = Watch(plan, world)
     world.start()
+    await world.begun.wait()
     for fault in plan.faults:
         loop.call_at(fault.at, fault.strike, world)
     with contextlib.suppress(TimeoutError):

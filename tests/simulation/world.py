@@ -55,6 +55,9 @@ from ratchet.types import Prompt, RoleInfo, Rollout, RolloutGroup
 if TYPE_CHECKING:
     from tests.helpers.actors import RecordingLog
     from tests.simulation.disk import Disk
+    from tests.simulation.trainers import WorldCheckpoints
+
+    from ratchet.actors.checkpointing import StartingPoint
 
 
 class Output:
@@ -87,6 +90,8 @@ class RecordingBackend(FakeBackend):
     def __init__(self, **script: Any) -> None:
         super().__init__(**script)
         self.applied: list[tuple[int, int]] = []
+        self.steps: list[list[tuple[int, int]]] = []
+        """the same, by step"""
         self.trained_versions: dict[tuple[int, int], set[int]] = {}
         """of the tokens of each that the loss mask left"""
         self.trained_rollouts: dict[tuple[int, int], tuple[bool, ...]] = {}
@@ -107,6 +112,7 @@ class RecordingBackend(FakeBackend):
         report = await super().optimizer_step()
         if report.applied:
             self.applied += self._given
+            self.steps.append(list(self._given))
             self.trained_versions |= self._given
             self.trained_rollouts |= self._rollouts
         return report
@@ -329,6 +335,10 @@ class Trainer:
     ref: LocalRef
     actor: TrainerActor
     killed: bool = False
+    start: StartingPoint | None = None
+    """the checkpoint that it goes on from"""
+    parent: int = 0
+    """the term that made that"""
 
 
 @dataclass(eq=False)
@@ -358,8 +368,14 @@ class World:
         links: Links | None = None,
         num_prompts: int = 50,
         disk: Disk | None = None,
+        checkpoints: WorldCheckpoints | None = None,
     ) -> None:
         links = links or Links()
+        self.checkpoints = checkpoints
+        """with these, a trainer that dies is started again, by a launcher of its own"""
+        self.trainer_launcher: Launcher | None = None
+        self.begun = asyncio.Event()
+        """there is a trainer"""
         self.config = config
         self.delays = delays or Delays()
         loop = asyncio.get_running_loop()
@@ -415,7 +431,17 @@ class World:
             self.launch(*workers)
         for rank in range(self.config.num_evaluators):  # each on a node of its own
             self.launch(evaluator_name(rank))
-        self.start_trainer(TRAINER)
+        if self.checkpoints is None:
+            self.start_trainer(TRAINER)
+        else:
+            self.trainer_launcher = Launcher(
+                self.network,
+                "launcher-trainer",
+                [TRAINER],
+                config=self.config,
+                start=self.start_trainer,
+                whose="run",
+            )
 
     def _start_registry(self) -> None:
         self._start(
@@ -436,8 +462,11 @@ class World:
         self.buffer = Buffer.last
         self.buffer.hears = self.buffer_says
 
-    def start_trainer(self, name: str) -> None:
+    def start_trainer(self, name: str) -> Trainer:
         """Start a trainer; an older one of that name can no longer be reached, and lives on."""
+        start = None if self.checkpoints is None else self.checkpoints.start()
+        for older in self.trainers:
+            older.killed |= older.end.reason == KILLED
         step_s = self.delays.step_s
         backend = RecordingBackend(
             size=PART,
@@ -469,9 +498,16 @@ class World:
                 batch_filter=Marks() if self.config.buffer.batch_filter else None,
                 output=output,
                 warm_start_prompts=[],
+                checkpoints=self.checkpoints,
+                start=start,
             ),
         )
-        self.trainers.append(Trainer(name, host, backend, output, end, ref, SeenTrainer.last))
+        trainer = Trainer(name, host, backend, output, end, ref, SeenTrainer.last)
+        if self.checkpoints is not None and start is not None:
+            trainer.start, trainer.parent = start, self.checkpoints.wrote(start)
+        self.trainers.append(trainer)
+        self.begun.set()
+        return trainer
 
     def launch(self, *names: str) -> None:
         """Start a launcher with these workers, perhaps beside one that has them already."""

@@ -21,7 +21,8 @@ from tests.simulation.draw import draw
 if TYPE_CHECKING:
     from tests.simulation.draw import Plan
 
-Patches = list[tuple[type, str, Any]]
+Patches = list[tuple[object, str, Any]]
+"""(class or module, attribute, what takes its place)"""
 
 
 @dataclass(frozen=True)

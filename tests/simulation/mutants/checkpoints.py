@@ -1,0 +1,43 @@
+"""Faults of checkpoints, and of who goes on from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.simulation.faults import KillTrainer, TakeOver
+from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
+
+from ratchet.actors.recovery import Recovery
+from ratchet.storage import checkpoints
+from ratchet.storage.checkpoints import Checkpoints
+
+_REPLACED = replace(
+    ordinary(TakeOver(50.0, "beside"), KillTrainer(72.0), checkpoint={"every_steps": 1, "keep": 2}),
+    save_s=19.0,
+)
+"""The old trainer finishes a checkpoint while its successor takes its first steps, and dies."""
+
+
+@mutant("a trainer that was replaced leaves a checkpoint, and it is gone on from", world=_REPLACED)
+def zombies_checkpoint_taken() -> Patches:
+    return [
+        (Checkpoints, "_check", lambda self, facts: None),
+        (checkpoints, "goes_on", lambda term, version, starts: True),
+    ]
+
+
+_KILLED = replace(
+    ordinary(KillTrainer(75.0), checkpoint={"every_steps": 2, "keep": 2}), save_s=20.0
+)
+"""It dies while it writes its second checkpoint."""
+
+
+@mutant("a checkpoint has its name before it is whole", world=_KILLED, slow=True)
+def written_in_place() -> Patches:
+    return [(Checkpoints, "_unfinished", Checkpoints._path)]
+
+
+@mutant("what is trained past the checkpoint is not given back", world=_KILLED, slow=True)
+def lost_steps_kept() -> Patches:
+    return [(Recovery, "settle", lambda self, request: None)]
