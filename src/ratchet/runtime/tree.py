@@ -4,8 +4,10 @@ Consumes children, one per role that is placed here, and what the roles say at t
 the supervisor of them all and one outcome. Waits for that supervisor, or to be told to stop.
 
     root: one_for_all, no restarts      until the trainer ends in order; where it is not placed
-      registry                          here, until the registry does; without both, until all do
-      buffer
+      directory: as runtime.* says      here, until the registry does; without both, until all do
+        registry                            goes on from versions.sqlite
+      groups: as runtime.* says
+        buffer                              goes on from ledger.sqlite
       training: as runtime.* says
         trainer-0                           goes on from its newest checkpoint
       workers: as runtime.* says
@@ -13,9 +15,9 @@ the supervisor of them all and one outcome. Waits for that supervisor, or to be 
       evaluators: as runtime.* says         when they end too often the run goes on without them
         evaluator-0 ...
 
-A trainer that dies is started again; one that says itself why training cannot go on (`RunFailed`)
-ends the run, and one that another has replaced ends itself. Nobody can yet take up the work of a
-dead registry or buffer, so each of them ends the run.
+Whoever dies is started again, alone, and the others wait for it. A trainer or a buffer that says
+itself why the run cannot go on (`RunFailed`) ends it, and a trainer that another has replaced ends
+itself.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ STOP_S: Final[dict[RoleKind, float]] = {
 """Seconds that each may take to stop, before it is killed: one after the other, from the workers
 (side by side) to the registry, all are gone within ten."""
 
+DIRECTORY: Final = "directory"
+GROUPS: Final = "groups"
 TRAINING: Final = "training"
 WORKERS: Final = "workers"
 EVALUATORS: Final = "evaluators"
@@ -93,8 +97,8 @@ def _failure(name: str, outcome: RoleOutcome) -> RoleEnd:
     return RoleEnd(name, kind, reason, outcome=outcome)
 
 
-class _Trainer:
-    """Implements `Child`: a trainer, whose own word that training cannot go on is the last one."""
+class _Judge:
+    """Implements `Child`: a role whose own word that the run cannot go on is the last one."""
 
     def __init__(self, child: Child) -> None:
         self.name = child.name
@@ -136,14 +140,16 @@ def build_tree(
     # the registry outlives the trainer of another launcher until all roles have heard of the end
     placed = {kind for kind, _ in children}
     leader = next((kind for kind in ("trainer", "registry") if kind in placed), None)
-    members = [
-        Member(child, significant=leader in {kind, None}, stop_s=STOP_S[kind])
-        for kind, child in children
-        if kind in {"registry", "buffer"}
-    ]
+    members = []
+    keepers_of: tuple[tuple[str, RoleKind], ...] = ((DIRECTORY, "registry"), (GROUPS, "buffer"))
+    for name, kind in keepers_of:
+        keepers = [_Judge(child) for of, child in children if of == kind]
+        if keepers:
+            keeper = _workers(name, keepers, config, log, STOP_S[kind])
+            members.append(Member(keeper, significant=leader in {kind, None}))
     trainers = [child for kind, child in children if kind == "trainer"]
     if trainers:
-        guided = [_Trainer(child) for child in trainers]
+        guided = [_Judge(child) for child in trainers]
         max_restarts = config.runtime.max_restarts if restarts_trainer else 0
         training = _workers(TRAINING, guided, config, log, STOP_S["trainer"], max_restarts)
         members.append(Member(training, significant=True))

@@ -161,12 +161,38 @@ def test_an_evaluator_alone_is_all_that_its_launcher_has() -> None:
 
 
 @pytest.mark.parametrize("name", ["registry", "buffer"])
-def test_a_role_that_nobody_can_replace_ends_the_run(name: str) -> None:
-    outcome, world = scenario(lambda w: w[name].end("failed", "LedgerError: x"))
-    assert outcome == RoleOutcome("failed", f"{name}: LedgerError: x")
+def test_a_registry_or_buffer_that_dies_starts_again_and_nobody_else(name: str) -> None:
+    async def body(world: World) -> None:
+        for detail in (f"{name} died of signal 9", "AskTimeout: no reply"):
+            world[name].end("failed", detail)
+            await asyncio.sleep(2)
+        world["trainer-0"].end("finished", "9 steps")
+
+    outcome, world = scenario(body)
+    assert outcome == RoleOutcome("finished", "9 steps")
+    starts = {role: world[role].starts for role in REVERSED}
+    assert starts == dict.fromkeys(REVERSED, 1) | {name: 3}
+    assert world.told == []
+
+
+@pytest.mark.parametrize("name", ["registry", "buffer"])
+def test_a_registry_or_buffer_that_dies_too_often_ends_the_run(name: str) -> None:
+    async def body(world: World) -> None:
+        for _ in range(2):
+            world[name].end("failed", "LedgerError: x")
+            await asyncio.sleep(2)
+
+    outcome, world = scenario(body, max_restarts=1)
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith(f"{name}: LedgerError: x (the first of 2 ends of")
     assert world.told == [outcome.detail]
     assert world.stopped == [n for n in REVERSED if n != name]
-    assert sum(role.starts for role in world.roles.values()) == len(ALL)
+
+
+def test_a_buffer_that_says_why_the_run_cannot_go_on_ends_it() -> None:
+    outcome, world = scenario(lambda w: w["buffer"].end("failed", "RunFailed: buffer: no policy"))
+    assert outcome == RoleOutcome("failed", "buffer: no policy")
+    assert world["buffer"].starts == 1
 
 
 @pytest.mark.parametrize("name", ["rollout-0", "trainer-0"])
@@ -340,14 +366,8 @@ def test_a_signal_to_all_processes_at_once_is_a_stop_and_no_failure() -> None:
     assert world.told == []
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer"])
-def test_a_role_that_somebody_else_stops_is_missed(name: str) -> None:
-    outcome, _ = scenario(lambda w: w[name].end("stopped"))
-    assert outcome == RoleOutcome("failed", f"{name} was stopped from outside")
-
-
-@pytest.mark.parametrize("name", ["rollout-0", "trainer-0"])
-def test_a_worker_that_somebody_else_stops_is_started_again(name: str) -> None:
+@pytest.mark.parametrize("name", ["rollout-0", "trainer-0", "buffer", "registry"])
+def test_a_role_that_somebody_else_stops_is_started_again(name: str) -> None:
     async def body(world: World) -> None:
         world[name].end("stopped")
         await asyncio.sleep(2)
@@ -397,11 +417,11 @@ def test_all_are_gone_in_ten_seconds_also_if_all_hang() -> None:
 def test_a_kill_while_a_failure_stops_the_roles_does_not_hide_the_failure() -> None:
     async def body(world: World) -> None:
         world["rollout-0"].hangs = True
-        world["buffer"].end("failed", "buffer died of signal 9")
-        await asyncio.sleep(1)
+        world["buffer"].end("failed", "RunFailed: buffer: why")
+        await asyncio.sleep(1.5)
         world.kill.set()
 
-    assert scenario(body)[0] == RoleOutcome("failed", "buffer died of signal 9")
+    assert scenario(body)[0] == RoleOutcome("failed", "buffer: why")
 
 
 def test_who_is_cancelled_stops_its_roles_first() -> None:
