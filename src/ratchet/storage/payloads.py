@@ -14,19 +14,28 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from ratchet.types import RolloutGroup
+from ratchet.types import Rollout, RolloutGroup
 
 _SUFFIX: Final = ".payload"
 _NEW: Final = ".new"
+_LENGTH: Final = 4
 _MAX_PENDING: Final = 256 * 2**20
 """Bytes that wait to be written; groups beyond them are not kept."""
+
+
+def _split(data: memoryview) -> Iterator[memoryview]:
+    start = 0
+    while start < len(data):
+        begin = start + _LENGTH
+        start = begin + int.from_bytes(data[start:begin], "big")
+        yield data[begin:start]
 
 
 class _Change(NamedTuple):
@@ -61,7 +70,6 @@ class Payloads:
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="payloads")
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(RolloutGroup)
         for path in directory.iterdir() if directory.is_dir() else ():
             if path.suffix == _SUFFIX and path.stem.isdecimal():
                 self.kept.add(int(path.stem))
@@ -126,28 +134,43 @@ class Payloads:
                 self._pending_bytes -= change.num_bytes
 
     def _write(self, group: RolloutGroup) -> None:
-        data = self._encoder.encode(group)
         path = self._path(group.group_id)
         new = path.with_suffix(_NEW)
         self._directory.mkdir(exist_ok=True)
         try:
             with new.open("wb") as file:  # buffered: a raw write may stop half way on a full disk
-                file.write(zlib.crc32(data).to_bytes(4, "big"))
-                file.write(data)
+                for part in self._parts(group):
+                    file.write(part)
             new.rename(path)
         except OSError:
             new.unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # of an earlier attempt
             raise
 
+    def _parts(self, group: RolloutGroup) -> Iterator[bytes]:
+        """Yield lengths and contents, and the checksum of all of them. A rollout is encoded for
+        itself, as the event loop has to wait for as long as that takes.
+        """
+        checksum = 0
+        for each in (msgspec.structs.replace(group, rollouts=()), *group.rollouts):
+            content = self._encoder.encode(each)
+            for part in (len(content).to_bytes(_LENGTH, "big"), content):
+                checksum = zlib.crc32(part, checksum)
+                yield part
+        yield checksum.to_bytes(_LENGTH, "big")
+
     def _read(self, group_id: int) -> RolloutGroup | None:
         try:
-            data = self._path(group_id).read_bytes()
-            if zlib.crc32(memoryview(data)[4:]).to_bytes(4, "big") != data[:4]:
+            data = memoryview(self._path(group_id).read_bytes())
+            end = len(data) - _LENGTH
+            if end < 0 or zlib.crc32(data[:end]) != int.from_bytes(data[end:], "big"):
                 return None
-            return self._decoder.decode(memoryview(data)[4:])
-        except (OSError, msgspec.DecodeError):
+            head, *rollouts = _split(data[:end])
+            group = msgspec.msgpack.decode(head, type=RolloutGroup)
+            found = tuple(msgspec.msgpack.decode(part, type=Rollout) for part in rollouts)
+        except (OSError, ValueError, msgspec.DecodeError):
             return None
+        return msgspec.structs.replace(group, rollouts=found)
 
     def _failed(self, error: str) -> None:
         self.num_failed += 1
