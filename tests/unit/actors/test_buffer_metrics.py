@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from tests.helpers.samples import group_of, sample
@@ -48,3 +50,13 @@ def test_staleness_is_of_trained_tokens_and_spread_is_within_a_rollout() -> None
     assert found["buffer/version_spread_max"] == 2
     assert found["buffer/version_spread_mean"] == pytest.approx(2 / 3)
     assert found["buffer/two_version_rollouts"] == 2
+
+
+def test_every_field_is_defined_in_the_documentation() -> None:
+    reward = Tally()
+    reward.add((1.0,))
+    population = Population(task_rewards={"copy": reward.read()})
+    fields = {**buffer_metrics(BufferStats(offered=population)), **consumed_staleness([], {})}
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in fields if f"`{name}`" not in text] == []
+    assert [name for name in reward.read().summary() if f"`{name}`" not in text] == []
