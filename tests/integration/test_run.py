@@ -94,7 +94,7 @@ def test_it_is_asynchronous(run: Finished) -> None:
 
 def test_staleness_is_there_and_never_past_the_bound(run: Finished) -> None:
     ((highest, lowest),) = run.sql(
-        "SELECT max(staleness), min(staleness) FROM groups WHERE state = 'trained'"
+        "SELECT max(staleness), min(staleness) FROM groups WHERE state IN ('trained', 'committed')"
     )
     assert lowest >= 0
     assert 0 < highest <= CONFIG.buffer.max_staleness
@@ -102,7 +102,7 @@ def test_staleness_is_there_and_never_past_the_bound(run: Finished) -> None:
     steps = {v.version: v.step for v in run.versions}
     rows = run.sql(
         "SELECT staleness, trained_step, min_version, max_version FROM groups"
-        " WHERE state = 'trained'"
+        " WHERE state IN ('trained', 'committed')"
     )
     assert all(stale == step - 1 - steps[oldest] for stale, step, oldest, _ in rows)
     assert any(oldest != newest for _, _, oldest, newest in rows)
@@ -111,12 +111,12 @@ def test_staleness_is_there_and_never_past_the_bound(run: Finished) -> None:
 def test_each_prompt_is_trained_at_most_once_an_epoch(run: Finished) -> None:
     assert (
         run.sql(
-            "SELECT prompt_id FROM groups WHERE state = 'trained' GROUP BY prompt_id, epoch"
-            " HAVING count(*) > 1"
+            "SELECT prompt_id FROM groups WHERE state IN ('trained', 'committed')"
+            " GROUP BY prompt_id, epoch HAVING count(*) > 1"
         )
         == []
     )
-    ((trained,),) = run.sql("SELECT count(*) FROM groups WHERE state = 'trained'")
+    ((trained,),) = run.sql("SELECT count(*) FROM groups WHERE state IN ('trained', 'committed')")
     assert trained == NUM_STEPS * CONFIG.buffer.batch_groups
 
 
