@@ -8,6 +8,7 @@ fail, not that the real part is right: those are marked `fake`.
 """
 
 from tests.simulation.mutants import (  # noqa: F401 - each registers its own
+    admission,
     checkpoints,
     counters,
     disk,
