@@ -1,7 +1,8 @@
 """What the ledgers and logs cost: `python benchmarks/ledger.py`.
 
 Prints the median of several rounds, wall clock and CPU: us per transition of the group ledger (with
-a flush for each, and per burst), ms per durable version number, us per log event written and read.
+a flush for each, and per burst), ms per payload and per durable version number, us per log event
+written and read.
 """
 
 import statistics
@@ -16,7 +17,9 @@ from structlog.contextvars import bound_contextvars
 from ratchet.observability.follow import read_logs
 from ratchet.observability.logs import configure_logging
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.payloads import Payloads
 from ratchet.storage.versions import VersionStore
+from ratchet.types import Packed, Rollout, RolloutGroup
 
 ROUNDS = 5
 GROUPS = 2_000
@@ -102,6 +105,38 @@ def counts_cost(directory: Path) -> Cost:
     return watch.cost(1)
 
 
+def payload_cost(num_bytes: int, number: int) -> Measure:
+    """Groups of 8 rollouts that are kept, to the last one on disk, and forgotten."""
+    part = Packed("uint8", bytes(num_bytes // 8))
+    none = Packed("uint8", b"")
+    rollout = Rollout(part, none, none, none, (), "stop", 0.0, 0)
+
+    def measure(directory: Path) -> Cost:
+        payloads = Payloads(directory / "payloads")
+        watch = Watch()
+        for group_id in range(number):
+            payloads.put(RolloutGroup(group_id, 0, "p", 0, (rollout,) * 8), num_bytes)
+        payloads.close()
+        cost = watch.cost(number)
+        assert not payloads.num_failed, payloads.error
+        return cost
+
+    return measure
+
+
+def open_cost(directory: Path) -> Cost:
+    path = directory / "ledger.sqlite"
+    ledger = GroupLedger.open(path)
+    for _ in range(50):
+        life_of_groups(ledger, GROUPS)
+    ledger.close()
+    watch = Watch()
+    ledger = GroupLedger.open(path)
+    cost = watch.cost(1)
+    ledger.close()
+    return cost
+
+
 def reserve_cost(directory: Path) -> Cost:
     store = VersionStore.open(directory / "versions.sqlite")
     term = store.acquire_term("trainer-0", "a", 0.0)
@@ -143,6 +178,9 @@ def main() -> None:
         ledger_cost(64 if GROUPS % 64 == 0 else 50), 1e6, "us", "ledger transition, a flush per 50"
     )
     median(counts_cost, 1e6, "us", f"ledger counts, {GROUPS} groups")
+    median(open_cost, 1e3, "ms", f"ledger opened and checked, {50 * GROUPS} groups")
+    for num_bytes, number in ((1_000, 1_000), (100_000, 200), (10_000_000, 20)):
+        median(payload_cost(num_bytes, number), 1e3, "ms", f"payload of {num_bytes} bytes, kept")
     median(reserve_cost, 1e3, "ms", "version number, on disk")
     median(log_cost("info"), 1e6, "us", "log event")
     median(log_cost("debug"), 1e6, "us", "log event below the level")

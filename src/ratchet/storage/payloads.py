@@ -59,6 +59,7 @@ class Payloads:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._is_made = directory.is_dir()
         self.kept: set[int] = set()
         """Ids of the groups whose payload is here, or on its way."""
         self.num_failed = 0
@@ -136,7 +137,9 @@ class Payloads:
     def _write(self, group: RolloutGroup) -> None:
         path = self._path(group.group_id)
         new = path.with_suffix(_NEW)
-        self._directory.mkdir(exist_ok=True)
+        if not self._is_made:
+            self._directory.mkdir(exist_ok=True)
+            self._is_made = True
         try:
             with new.open("wb") as file:  # buffered: a raw write may stop half way on a full disk
                 for part in self._parts(group):
