@@ -44,6 +44,8 @@ ORDERLY: Final = "stopped"
 """The reason of a `Down` after an orderly stop."""
 LOST: Final = "has lost the registry"
 """Words of the error of a role that ends for that, and is not to be blamed."""
+TAKEN: Final = "a newer process has taken the name"
+"""How a node refuses the link of a process that another one has replaced (`Node`)."""
 _PAUSE_S: Final = 0.2
 """Between two tries to reach a registry that is away."""
 
@@ -127,7 +129,8 @@ class RoleActor(Actor[M]):
         """Ask, and ask a registry that is away again: all that it is asked may be repeated.
 
         Raises:
-            RunFailed: if the registry stays away for `System.registry_wait_s` seconds.
+            RunFailed: if the registry stays away for `System.registry_wait_s` seconds, or another
+                process has this role's name.
             RatchetError: as `Actor.ask` says.
         """
         if ref.name != REGISTRY:
@@ -138,6 +141,8 @@ class RoleActor(Actor[M]):
             try:
                 return await super().ask(ref, message, timeout=timeout)
             except (ActorDead, AskTimeout) as error:
+                if TAKEN in str(error):  # and it will not be given back
+                    raise RunFailed(f"{self.name} {LOST}: {error}") from None
                 if self.now() + _PAUSE_S >= until:
                     msg = (
                         f"{self.name} {LOST}: it has not answered {what} within"

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from ratchet.actors.actor import LocalRef
-from ratchet.actors.role import ORDERLY, REGISTRY
+from ratchet.actors.role import ORDERLY, REGISTRY, TAKEN
 from ratchet.actors.system import System
 from ratchet.errors import ConfigError, StaleTerm, TaskError, UserError
 from ratchet.messages import Down, Message, RunEnded, StopTraining
@@ -65,10 +65,6 @@ class RoleOutcome(msgspec.Struct, frozen=True):
     """another process has taken the name, or the term: the run is the other's, and goes on"""
 
 
-_TAKEN: Final = "a newer process has taken the name"
-"""How a node refuses the link of a process that another one has replaced (`Node`)."""
-
-
 def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
     """Turn the reason for which an actor ended, "stopped" or "ErrorClass: text", into an outcome.
 
@@ -83,9 +79,9 @@ def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
         return RoleOutcome("run_failed" if ended.status == "failed" else "finished", ended.reason)
     if reason == ORDERLY:
         return RoleOutcome("stopped")
-    if _TAKEN in reason:
+    if TAKEN in reason:
         detail = (
-            f"{reason[reason.index(_TAKEN) :]}, and this one ends: only one process of a run may"
+            f"{reason[reason.index(TAKEN) :]}, and this one ends: only one process of a run may"
             " have a name (ratchet launch --node-rank)"
         )
         return RoleOutcome("user_error", detail, replaced=True)

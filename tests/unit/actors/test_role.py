@@ -233,3 +233,20 @@ def test_a_wait_is_visible_while_it_lasts_and_ends_by_its_deadline() -> None:
         await ref.stop(block=False)
 
     run_virtual(main())
+
+
+def test_one_whose_name_another_has_taken_does_not_wait_for_it() -> None:
+    def refuse(_: Message) -> Message:
+        raise ActorDead("registry refuses the link: a newer process has taken the name rollout-3")
+
+    async def main() -> None:
+        others = RecordedDirectory()
+        others.ref("registry").answer = refuse
+        log = RecordingLog()
+        ref = Member.start(make_system(remote=others, log=log), ROLE)
+        await asyncio.sleep(0.1)
+        assert not ref.is_alive()
+        (failed,) = log.named("actor_failed")
+        assert "a newer process has taken the name rollout-3" in failed["reason"]
+
+    run_virtual(main())
