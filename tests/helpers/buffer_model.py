@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.helpers.driven_buffer import DrivenBuffer, assignments
+from tests.helpers.driven_buffer import LIFE, DrivenBuffer, assignments
 
 from ratchet.actors.buffer import CheckLeases
 from ratchet.config import Config
@@ -133,7 +133,7 @@ class BufferModel:
 
     def _claim(self, message: ClaimPrompts) -> None:
         key = message.worker, message.incarnation
-        if key in self.closed:
+        if key in self.closed or message.buffer != LIFE:
             return
         account = self.accounts.get(message.worker)
         if account is None or account.incarnation != message.incarnation:

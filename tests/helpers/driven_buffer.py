@@ -21,6 +21,9 @@ from ratchet.messages import DescribeLineage, LineageDescribed, Message, Prompts
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import Assignment, Prompt, RoleInfo, VersionRecord
 
+LIFE = "b1"
+"""incarnation of the buffer"""
+
 
 class Question:
     """An ask that waits for its answer."""
@@ -63,16 +66,22 @@ class _Itself:
 class DrivenBuffer(BufferActor):
     """`receive` it; then look at `told`, `questions` and `timers`."""
 
-    def __init__(self, config: Config, num_prompts: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        num_prompts: int,
+        loop: asyncio.AbstractEventLoop,
+        ledger: GroupLedger | None = None,
+    ) -> None:
         self.clock = 0.0
         self.timers: list[tuple[float, int, Message]] = []
         self.questions: list[Question] = []
         self.others = RecordedDirectory()
-        self.ledger = GroupLedger.open(None)
+        self.ledger = ledger or GroupLedger.open(None)
         self._numbers = itertools.count()
         super().__init__(
             make_system(remote=self.others, loop=loop, log=_NoLog()),
-            RoleInfo("buffer", "buffer", "b1"),
+            RoleInfo("buffer", "buffer", LIFE),
             config=config,
             prompts=[Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
             ledger=self.ledger,

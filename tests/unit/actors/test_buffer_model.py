@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from tests.helpers.buffer_model import BufferModel
 from tests.helpers.config import small_config
-from tests.helpers.driven_buffer import DrivenBuffer, assignments
+from tests.helpers.driven_buffer import LIFE, DrivenBuffer, assignments
 from tests.helpers.samples import sample
 
 from ratchet.messages import (
@@ -163,7 +163,8 @@ class Buffer(RuleBasedStateMachine):
         me.credit += 1 + kind % 4
         if more % 3:
             me.version = self._newer(me.version, which)
-        self.claims.append(ClaimPrompts(me.name, me.incarnation, me.credit, me.version))
+        life = LIFE if more % 11 else "another life"  # which had been claimed from before
+        self.claims.append(ClaimPrompts(me.name, me.incarnation, me.credit, me.version, life))
         if more % 5:  # else it is lost
             self.tell(self.claims[-1])
 
@@ -271,7 +272,7 @@ class Buffer(RuleBasedStateMachine):
         if me.batch is not None:
             return
         me.waits = True
-        self.tell(RequestBatch("trainer-0", me.term, me.version, me.step, me.done))
+        self.tell(RequestBatch("trainer-0", me.term, me.version, me.step, me.done, LIFE))
         if not is_lost:
             self._take(me)
 
