@@ -63,7 +63,8 @@ class Plan:
     @property
     def unheard_s(self) -> float:
         """For how long the buffer may hear nothing of the registry, in all."""
-        return sum(
+        away_s = sum(fault.down_s + 1 for fault in self.faults if isinstance(fault, f.Revive))
+        return away_s + sum(
             fault.for_s
             for fault in self.faults
             if isinstance(fault, f.Freeze | f.Silence | f.SlowReader)
@@ -73,7 +74,7 @@ class Plan:
     @property
     def on_disk(self) -> bool:
         """The files are real ones."""
-        return any(isinstance(fault, f.Crash) for fault in self.faults)
+        return any(isinstance(fault, f.Crash | f.Revive) for fault in self.faults)
 
     @property
     def delays_bytes(self) -> bool:
@@ -126,6 +127,7 @@ def draw(seed: int) -> Plan:
         drawn.append(_last(rng, horizon, links.limits.dead_s))
     drawn += _rare(seed, horizon, links.limits.dead_s)
     drawn += draw_aborts(seed, horizon)
+    drawn += _revived(seed, horizon, links.limits.dead_s)
     drawn += _on_evaluators(seed, config.num_evaluators, horizon)
     weights = config.weights
     drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
@@ -308,6 +310,18 @@ def _rare(seed: int, horizon: float, dead_s: float) -> list[f.Fault]:
     if kind < 0.4:
         return [f.Crash(at, rng.choice([REGISTRY, BUFFER]), rng.random() < 0.5)]
     return []
+
+
+def _revived(seed: int, horizon: float, dead_s: float) -> list[f.Fault]:
+    """Registry and buffer die and are started again; drawn apart, as above."""
+    rng = random.Random(f"revived/{seed}")
+    faults: list[f.Fault] = []
+    for _ in range(rng.choice([0, 0, 0, 0, 1, 1, 2, 4])):
+        name = rng.choice([REGISTRY, BUFFER])
+        power = name == REGISTRY and rng.random() < 0.5
+        down_s = rng.choice([0.0, 0.1, 5.0, dead_s * 0.7])
+        faults.append(f.Revive(_moment(rng, horizon), name, down_s, power, rng.randrange(1, 60)))
+    return faults
 
 
 def _moment(rng: random.Random, horizon: float) -> float:

@@ -8,7 +8,7 @@ undoes itself after `for_s` seconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,18 @@ def _go(coro: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(coro)
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
+
+
+def _after(world: World, num_deliveries: int, strike: Callable[[], None]) -> None:
+    left = num_deliveries
+
+    def count(sender: str, receiver: str, message: Message) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            world.network.loop.call_in(None, 0.0, strike)
+
+    world.network.observers.append(count)
 
 
 @dataclass(frozen=True)
@@ -58,15 +70,7 @@ class Kill(Fault):
         if self.after is None:
             _go(self._kill(world))
             return
-        left = self.after
-
-        def count(sender: str, receiver: str, message: Message) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                world.network.loop.call_in(None, 0.0, lambda: _go(self._kill(world)))
-
-        world.network.observers.append(count)
+        _after(world, self.after, lambda: _go(self._kill(world)))
 
     async def _kill(self, world: World) -> None:
         for _ in range(self.times):
@@ -243,6 +247,24 @@ class Crash(Fault):
 
     def strike(self, world: World) -> None:
         world.crash(self.name, power=self.power)
+
+
+@dataclass(frozen=True)
+class Revive(Fault):
+    """The registry or the buffer dies, and is started again from its file: the run goes on."""
+
+    name: str
+    down_s: float
+    power: bool = False
+    """the registry's machine goes down; the buffer's file is not made for that"""
+    after: int = 1
+    """it dies this many deliveries after `at`, so that it may be between any two events"""
+
+    def strike(self, world: World) -> None:
+        def die() -> None:
+            _go(world.revive(self.name, power=self.power, after_s=self.down_s))
+
+        _after(world, self.after, die)
 
 
 @dataclass(frozen=True)

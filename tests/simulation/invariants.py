@@ -83,12 +83,16 @@ class Watch:
         config = plan.config
         self._capacity = config.most_open_groups
         self._heard: defaultdict[Process | None, list[tuple[int, int]]] = defaultdict(list)
+        self._num_lives = 1
+        """of the buffer"""
         self._held: dict[tuple[str, str], int] = {}
         self._num_stamped: Counter[tuple[str, str]] = Counter()
         self._held_versions: set[int] = set()
         self._requested: set[int] = set()
         self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
-        self._credit: dict[tuple[str, str], int] = {}
+        self._credit: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        """by life of the buffer, the last one last"""
+        self._ended_before: Counter[tuple[str, str]] = Counter()
         self._promised: set[int] = set()
         self._live: set[int] = set()
         self._claims: dict[int, int] = {}
@@ -121,7 +125,7 @@ class Watch:
                 self._note_end(message)
             case ClaimPrompts():
                 key = message.worker, message.incarnation
-                self._credit[key] = max(self._credit.get(key, 0), message.credit)
+                self._note_credit(key, message)
                 self._engines_only_forward()
                 self._expect(key in self._held, "I4", f"{key} asks for prompts before weights")
             case PromptsClaimed():
@@ -176,6 +180,14 @@ class Watch:
             self._expect(bool(self._aborting), "I4", f"aborted for nothing: {message.detail}")
         if isinstance(message, GroupFinished):
             self._by_the_buffers_clock(_JUDGED_S + self._plan.unheard_s, self._is_judged, *group)
+
+    def _note_credit(self, key: tuple[str, str], message: ClaimPrompts) -> None:
+        """A worker's total, over all lives of the buffer: each counts from what has ended then."""
+        counts = self._credit[key]
+        if message.buffer not in counts:
+            counts[message.buffer] = 0
+            self._ended_before[key] = len(self._ended[key])
+        counts[message.buffer] = max(counts[message.buffer], message.credit)
 
     def _not_for_older(self, term: int) -> None:
         """The buffer has heard of no newer trainer when it answers an older one."""
@@ -240,6 +252,7 @@ class Watch:
 
     def _crashed(self, crash: Crash) -> None:
         """What others were told is on the disk, and the disk makes sense."""
+        self._num_lives += crash.name == BUFFER
         store = VersionStore.open(crash.versions)
         records = {record.version: record for record in store.records()}
         self._expect(self._promised <= records.keys(), "I1", "a reserved number was lost")
@@ -252,7 +265,8 @@ class Watch:
         ledger = GroupLedger.open(crash.ledger)
         rows = {row.group_id: row for row in ledger.groups()}
         for row in rows.values():
-            events = [event.event for event in ledger.events(row.group_id)]
+            life = ledger.events(row.group_id)
+            events = [_LOST if event.detail == _LOST else event.event for event in life]
             self._expect(_is_a_life(events), "I3", f"on disk {row.group_id} went {events}")
         cursor = ledger.load_cursor()
         issued = sum(row.epoch == cursor.epoch for row in rows.values())
@@ -397,9 +411,12 @@ class Watch:
         retries = 0 if budget.unused in {"drop", "mask"} else budget.max_retries
         taken_over = any("TakeOver" in fault.kind for fault in self._plan.faults)
         for row in rows:
-            lost = [e for e in ledger.events(row.group_id) if e.detail == _LOST]
-            again = (row.retries, row.attempt - row.retries - len(lost))
-            within = again[0] <= retries and again[1] <= budget.max_reissues
+            details = [event.detail for event in ledger.events(row.group_id)]
+            lost, deaths = details.count(_LOST), details.count("buffer_died")
+            again = (row.retries, row.attempt - row.retries - lost - deaths)
+            # the budget of reissues is that of one life of the buffer, and of one training
+            within = again[0] <= retries
+            within = within and again[1] <= budget.max_reissues * (self._num_lives + lost)
             self._expect(within, "I3", f"{row.group_id}: (retries, reissues) {again}")
             events = [(event.event, event.detail) for event in ledger.events(row.group_id)]
             torn = any(a[0] == "batched" and b[1] == "stale" for a, b in itertools.pairwise(events))
@@ -443,14 +460,16 @@ class Watch:
     def _credits_are_kept(self) -> None:
         slots = self._plan.config.groups_per_worker
         for key, groups in self._ended.items():
-            ended = len(groups)
+            ended = len(groups) - self._ended_before[key]
             worker = self._world.workers[key[0]]
             if worker.incarnation != key[1] or not worker.host.lives:
                 continue
             # the last few claims may be on their way, or wait for the end of an evaluation
             waits = slots if self._plan.config.eval.num_prompts else 0
-            credit = self._credit.get(key, 0) + waits
-            self._expect(credit >= slots + ended - 3, "I7", f"{key}: {credit} < {slots} + {ended}")
+            lives = list(self._credit[key].values()) or [0]
+            credit = lives[-1] + waits
+            free = 0 if len(lives) > 1 else slots  # else what was in flight then has slots as well
+            self._expect(credit >= free + ended - 3, "I7", f"{key}: {credit} < {free} + {ended}")
 
     def _stamps(self) -> None:
         for ready in self._world.batches:

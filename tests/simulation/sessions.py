@@ -58,6 +58,7 @@ class Host:
             wall_time=lambda: 1.7e9 + network.loop.now + self.wall_jump_s,
             log=self.log,
             ask_timeout_s=ask_timeout_s,
+            registry_wait_s=2 * ask_timeout_s,
             loop=network.loop,
         )
         self.address = Address("unix", f"/{name}")

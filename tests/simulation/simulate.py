@@ -150,18 +150,23 @@ async def _live(
 
 async def _end(world: World, watch: Watch) -> None:
     """Wait until the leading trainer, or what the run cannot do without, has ended."""
+
+    def vital() -> list[asyncio.Event]:
+        names = {REGISTRY, BUFFER} - world.reviving
+        return [*(world.ends[name].event for name in sorted(names)), watch.broken]
+
     while True:
-        vital = [world.ends[REGISTRY].event, world.ends[BUFFER].event, watch.broken]
-        while not (world.ended.event.is_set() or any(end.is_set() for end in vital)):
+        while not (world.ended.event.is_set() or any(end.is_set() for end in vital())):
             ends = [t.end.event for t in world.trainers if not t.end.event.is_set()]
-            waits = [asyncio.ensure_future(end.wait()) for end in (*vital, *ends)]
+            waits = [asyncio.ensure_future(end.wait()) for end in (*vital(), *ends)]
             # a trainer may start, and lead, meanwhile
             await asyncio.wait(waits, timeout=50.0, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
         # what is on its way arrives, what was cancelled ends, who is left alone gives up
-        await asyncio.sleep(20.0 + (3 * world.network.limits.dead_s if watch.fatal else 0.0))
-        if world.ended.event.is_set() or any(end.is_set() for end in vital):
+        limits = world.network.limits
+        await asyncio.sleep(20.0 + (3 * limits.dead_s + 4 * limits.delivery_s) * watch.fatal)
+        if world.ended.event.is_set() or any(end.is_set() for end in vital()):
             return  # and no other trainer has come to lead
 
 

@@ -647,29 +647,28 @@ class World:
         ref.watch(end)
         return host, ref, end
 
-    def crash(self, name: str, *, power: bool) -> Crash | None:
+    def crash(self, name: str, *, power: bool) -> None:
         """Kill a process, and look at what it has left on the disk."""
         self.kill(name)
         if self.disk is None:
-            return None
+            return
         versions = self.disk.image(self.disk.versions, synced=not power or synced(self.store))
         ledger = self.disk.image(self.disk.ledger, synced=not power or synced(self.ledger))
-        crash = Crash(name, power, versions, ledger)
         for look in self.crashes:
-            look(crash)
-        return crash
+            look(Crash(name, power, versions, ledger))
 
     async def revive(self, name: str, *, power: bool, after_s: float) -> None:
         """Kill the registry or the buffer, and start it again from what it has left on the disk."""
         if not self.network.alive(name) or self.disk is None:
             return
         self.reviving.add(name)
-        crash = self.crash(name, power=power)
-        assert crash is not None
+        self.crash(name, power=power)  # which looks at images of its own
         if name == REGISTRY:
-            self.disk.versions = self.disk.image(crash.versions, synced=True)
+            lost = power and not synced(self.store)
+            self.disk.versions = self.disk.image(self.disk.versions, synced=not lost)
         else:
-            self.disk.ledger = self.disk.image(crash.ledger, synced=True)
+            lost = power and not synced(self.ledger)
+            self.disk.ledger = self.disk.image(self.disk.ledger, synced=not lost)
         await asyncio.sleep(after_s)
         if not self.network.loop.ending:
             if name == REGISTRY:
