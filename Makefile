@@ -46,7 +46,7 @@ format: setup ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix
 
 bench: setup ## Run every benchmark once; each prints its own table
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
