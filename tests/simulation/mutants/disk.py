@@ -8,7 +8,8 @@ from tests.simulation import faults as f
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 
-from ratchet.actors.group_table import GroupTable
+from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.recovery import Recovery
 from ratchet.actors.role import BUFFER, REGISTRY
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.sqlite import Database
@@ -17,6 +18,15 @@ from ratchet.storage.versions import VersionStore
 REGISTRY_DIES = ordinary(f.Crash(100.0, REGISTRY, power=False))
 REGISTRY_LOSES_POWER = ordinary(f.Crash(100.0, REGISTRY, power=True))
 BUFFER_DIES = ordinary(f.Crash(100.0, BUFFER, power=False))
+BUFFER_COMES_BACK = ordinary(*(f.Revive(at, BUFFER, 0.1) for at in (45.0, 65.0, 85.0, 100.0)))
+REGISTRY_COMES_BACK = ordinary(
+    *(f.Revive(at, REGISTRY, 0.1, after=1) for at in (30.0, 50.0, 70.0, 90.0))
+)
+BUFFER_COMES_BACK_AGAIN = ordinary(
+    f.Sabotage(0.0, "reward", 0.7, 400.0),
+    *(f.Revive(20.0 * i, BUFFER, 0.1) for i in range(1, 15)),
+    buffer={"unused": "retry", "max_retries": 1, "max_reissues": 50},
+)
 
 
 def _left_open(method: str) -> Patches:
@@ -71,3 +81,28 @@ def cursor_ahead() -> Patches:
         save(self, epoch, position + 1)  # of a prompt that was fetched beforehand
 
     return [(GroupLedger, "save_cursor", ahead)]
+
+
+@mutant("the account of a batch that a dead buffer handed out is lost", world=BUFFER_COMES_BACK)
+def account_lost() -> Patches:
+    return [(Recovery, "_take", lambda self, done, path: False)]
+
+
+@mutant("the next registry counts on from the last live number", world=REGISTRY_COMES_BACK)
+def number_reused() -> Patches:
+    opened = VersionStore.open.__func__  # type: ignore[attr-defined]
+
+    def forgetful(cls: Any, path: Any, *, run: Any = None) -> Any:
+        store = opened(cls, path, run=run)
+        store._sql.execute("DELETE FROM versions WHERE state != 'live'")
+        return store
+
+    return [(VersionStore, "open", classmethod(forgetful))]
+
+
+@mutant("the retry budget is lost with the buffer", world=BUFFER_COMES_BACK_AGAIN)
+def retry_budget_lost() -> Patches:
+    def unburdened(row: Any, prompts: Any) -> Entry:
+        return Entry(row.group_id, row.epoch, prompts[row.prompt_id], attempt=row.attempt)
+
+    return [(GroupTable, "_entry", staticmethod(unburdened))]
