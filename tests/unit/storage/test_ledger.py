@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import UserError
+from ratchet.storage import ledger as ledger_module
 from ratchet.storage.groups import SCHEMA, GroupEvent, GroupRow, read_events, read_groups
 from ratchet.storage.ledger import Cursor, GroupLedger, LedgerError
 
@@ -128,6 +129,9 @@ def as_of_version_1(path: Path) -> None:
             INSERT INTO events VALUES (NEW.group_id, NEW.changed_at,
             iif(NEW.state = 'issued', 'retried', NEW.state), NULL);
         END;
+        DROP INDEX groups_trained;
+        CREATE INDEX groups_by_state ON groups (state, reason);
+        CREATE INDEX events_by_group ON events (group_id);
         PRAGMA user_version = 1;"""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(old)
@@ -149,6 +153,18 @@ def test_a_ledger_of_the_first_schema_is_read_and_brought_up(tmp_path: Path) -> 
     query = "SELECT name, sql FROM sqlite_master ORDER BY name"
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute(query).fetchall() == fresh._sql.execute(query).fetchall()
+
+
+def test_no_transition_of_an_open_group_changes_an_index() -> None:
+    """Each index costs it two places to find in a tree that grows with the groups that are open."""
+    ledger = GroupLedger.open(None)
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    ((name, sql),) = ledger._sql.execute(query).fetchall()
+    assert (name, sql.partition("WHERE")[2].strip()) == ("groups_trained", "state = 'trained'")
+    plan = ledger._sql.execute("EXPLAIN QUERY PLAN " + ledger_module._COMMIT, (0.0, 1)).fetchall()
+    assert [row[-1] for row in plan] == [
+        "SEARCH groups USING INDEX groups_trained (trained_step<?)"
+    ]
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
