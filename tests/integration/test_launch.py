@@ -174,7 +174,11 @@ def test_of_two_with_one_name_the_newer_stays_and_the_older_ends(site: Site) -> 
 def test_a_launcher_that_gives_up_ends_the_run_everywhere_with_the_cause(site: Site) -> None:
     registry, buffer = site.launch("registry"), site.launch("buffer")
     registry.until("the buffer", lambda: registry.events("registry-0", "role_joined"))
-    kill(buffer.child("buffer"))
+    victim = None
+    for _ in range(1 + CONFIG.runtime.max_restarts):
+        buffer.until("a life", lambda before=victim: buffer.child("buffer") != before)
+        victim = buffer.child("buffer")
+        kill(victim)
     assert (buffer.finish(20), registry.finish(20)) == (1, 1)
     for launched in (buffer, registry):
         assert launched.last_line.startswith("the run failed: buffer"), launched.output

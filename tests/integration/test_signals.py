@@ -113,7 +113,8 @@ def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(
     tmp_path: Path, name: str
 ) -> None:
     """All the others lose a dead registry within a second, and say so."""
-    with Command(CONFIG, tmp_path / "run") as command:
+    never = CONFIG.runtime.model_copy(update={"max_restarts": 0})
+    with Command(CONFIG.model_copy(update={"runtime": never}), tmp_path / "run") as command:
         command.until("a first step", lambda: command.steps())
         family = command.family()
         kill(command.child(name))

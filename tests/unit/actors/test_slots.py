@@ -115,3 +115,23 @@ def test_a_stopwatch_adds_up_the_times_in_which_it_was_so() -> None:
         time = at
         watch.tick(was_so)
     assert watch.seconds == 1.0 + 2.0 + 3.5
+
+
+def test_for_another_life_of_the_buffer_the_count_begins_with_the_free_slots() -> None:
+    slots = Slots(groups=2, group_size=2, per_sample=False)
+    slots.count_for("b1")
+    first, second = slots.begin(), slots.begin()
+    slots.end(first, finished=True)
+    third = slots.begin()
+    assert slots.credit == 3
+    slots.count_for("b1")
+    assert slots.credit == 3
+    slots.count_for("b2")
+    assert (slots.credit, slots.has_credit) == (0, False)
+    slots.end(second, finished=True)  # of the old one: its slot is free
+    assert (slots.credit, slots.has_credit) == (1, True)
+    slots.end(third, finished=False)
+    assert slots.credit == 2
+    slots.begin()
+    slots.begin()
+    assert not slots.has_credit

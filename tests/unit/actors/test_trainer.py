@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import pytest
 from tests.helpers.actors import RecordingLog, make_system
 from tests.helpers.config import small_config
@@ -1012,3 +1013,21 @@ def test_the_synchronous_baseline_evaluates_between_two_steps() -> None:
         assert loads(world, "rollout-0") == [0, 1, 2]
 
     scenario(body, trainer=LONG | {"num_steps": 2, "synchronous": True}, eval=BESIDE)
+
+
+def test_a_batch_of_a_buffer_that_another_has_followed_is_not_taken() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        late = world.batch(1, 0, first=10)
+        following = RoleInfo("buffer", "buffer", "b2")
+        world.ref.tell(RoleJoined(following))
+        world.ref.tell(late)
+        await asyncio.sleep(1)
+        assert [request.buffer for request in world.buffer.of(RequestBatch)][-2:] == ["b1", "b2"]
+        assert len(world.log.named("batch_not_due")) == 1
+        assert world.buffer.of(StepTrained) == []
+        world.ref.tell(msgspec.structs.replace(world.batch(1, 0, first=20), buffer="b2"))
+        await world.until_request(3)
+        assert world.buffer.of(StepTrained) == [StepTrained(1, 1, (20,), {})]
+
+    scenario(body)

@@ -9,7 +9,7 @@ from tests.helpers.refs import RecordedDirectory
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.version_registry import VersionRegistry
-from ratchet.errors import StaleTerm, VersionError
+from ratchet.errors import GivenUp, StaleTerm, VersionError
 from ratchet.messages import (
     AcquireTerm,
     BurnVersion,
@@ -120,6 +120,41 @@ def test_roles_join_leave_and_are_replaced() -> None:
         term = (await ask(AcquireTerm("trainer-0", "t1"))).term
         assert (await ask(ReserveVersion(term, 0, None))).rollouts == ()
         assert others.ref("buffer").told[3:] == [RoleLeft(reborn, "killed")]
+
+    scenario(body)
+
+
+def test_who_was_given_up_or_replaced_is_not_let_in_again() -> None:
+    async def body(ask: Ask, others: RecordedDirectory, ref: Ref) -> None:
+        await ask(RegisterRole(ROLLOUT))
+        ref.tell(Down("rollout-0", "silent for 15 s"))
+        with pytest.raises(GivenUp, match=r"rollout-0 up, .* start again: silent for 15 s"):
+            await ask(RegisterRole(ROLLOUT))
+        await ask(RegisterRole(RoleInfo("rollout", "rollout-0", "r2")))
+        first = RoleInfo("trainer", "trainer-0", "t1")
+        await ask(AcquireTerm("trainer-0", "t1"))
+        await ask(RegisterRole(first))
+        await ask(AcquireTerm("trainer-1", "t2"))
+        with pytest.raises(StaleTerm, match="term 1 is fenced by term 2"):
+            await ask(RegisterRole(first))
+        await ask(RegisterRole(RoleInfo("trainer", "trainer-1", "t2")))
+
+    scenario(body)
+
+
+def test_what_is_asked_again_is_not_done_twice() -> None:
+    async def body(ask: Ask, others: RecordedDirectory, ref: Ref) -> None:
+        await ask(RegisterRole(BUFFER))
+        term = (await ask(AcquireTerm("trainer-0", "t1"))).term
+        lost = (await ask(ReserveVersion(term, 0, None))).version
+        version = (await ask(ReserveVersion(term, 0, None))).version
+        assert version == lost + 1
+        await ask(CommitVersion(term, version, "d"))
+        await ask(CommitVersion(term, version, "d"))
+        assert len(others.ref("buffer").of(VersionUpdated)) == 1
+        records = (await ask(DescribeLineage((lost, version)))).versions
+        assert [record.state for record in records] == ["burnt", "live"]
+        assert records[0].reason == "the reply to its reservation was lost"
 
     scenario(body)
 
