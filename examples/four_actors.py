@@ -44,6 +44,9 @@ CONFIG = Path(__file__).with_name("tiny_copy.toml")
 class Curve:
     """Where the trainer writes: here, to the terminal."""
 
+    def begin(self, step: int) -> None:
+        """Nothing was drawn before."""
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Draw the reward of every tenth step."""
         if metrics["step"] % 10 == 0:

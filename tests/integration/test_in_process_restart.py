@@ -21,12 +21,12 @@ def test_a_worker_that_fails_is_replaced_and_the_run_finishes(
 ) -> None:
     end, num_ended = RolloutActor._end, 0
 
-    def fail_once(actor: RolloutActor, outcome: RolloutGroup | GroupFailure) -> None:
+    def fail_once(actor: RolloutActor, ticket: int, outcome: RolloutGroup | GroupFailure) -> None:
         nonlocal num_ended
         num_ended += 1
         if num_ended == 12:
             raise ValueError("planted")
-        end(actor, outcome)
+        end(actor, ticket, outcome)
 
     monkeypatch.setattr(RolloutActor, "_end", fail_once)
     config = small_config(trainer={"num_steps": 8})
