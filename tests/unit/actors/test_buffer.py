@@ -515,7 +515,7 @@ def test_an_older_trainer_is_fenced_between_two_batches_too() -> None:
             await world.finish(assignment)
         await world.request(term=2)
         await world.tell(StepTrained(2, 1, (0, 1), {}))
-        await world.tell(RequestBatch("trainer-0", 2, 0, 1, None, "b1"))  # waits for two more groups
+        await world.tell(RequestBatch("trainer-0", 2, 0, 1, None, "b1"))  # waits for two
         await world.request(term=1)  # the zombie's
         for assignment in assignments[2:]:
             await world.finish(assignment)
