@@ -43,7 +43,12 @@ class Scene:
         payloads = Payloads(self.path.parent / "payloads") if self.keep else None
         self.stored = StoredGroups(payloads, max_staleness=1)
         self.table = GroupTable(
-            self.ledger, source, wall_time=lambda: 1.0, now=lambda: 1.0, max_reissues=3, stored=self.stored
+            self.ledger,
+            source,
+            wall_time=lambda: 1.0,
+            now=lambda: 1.0,
+            max_reissues=3,
+            stored=self.stored,
         )
         self.log = RecordingLog()
         self.recovery = Recovery(self.table, self.lineage, self.log)
