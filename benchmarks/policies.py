@@ -67,11 +67,11 @@ trainer/engines 0.5, 2.0
 
 Where ours is worse, and why. At bounds of 2 and more, `bounded` takes 5 to 17% fewer steps than a
 windowed FIFO at the same bound (at 1 it takes more); at 4 and more it trains on data that is less
-old (mean 1.82 against 3.00 at 4, 2.36 against 6.78 at 8): while a straggler is in
-flight it issues less, as whatever finishes may overtake it, and a windowed FIFO trains in the order of issue, so that it need not. "Urgent first"
-shows that training the oldest first, and issuing on, has at least its steps, with the oldest data
-of all.
-Against AReaL at the same number, every hard bound costs steps or tokens: it has none.
+old (mean 1.82 against 3.00 at 4, 2.36 against 6.78 at 8): while a straggler is in flight it issues
+less, as whatever finishes may overtake it, and a windowed FIFO trains in the order of issue, so
+that it need not. "Urgent first" shows that training the oldest first, and issuing on, has at least
+its steps, with the oldest data of all. Against AReaL at the same number, every hard bound costs
+steps or tokens: it has none.
 """
 
 from __future__ import annotations
