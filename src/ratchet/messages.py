@@ -233,6 +233,8 @@ class StepTrained(Message, frozen=True):
     rejected: dict[int, str]
     """groups of the batch that were not trained, with the reason: "stale" | "non_finite" |
     "filter:batch" | "no_tokens" """
+    attempts: dict[int, int] = {}
+    """by group: its attempt in that batch. The same groups may come again, for the same step"""
 
 
 class CheckpointWritten(Message, frozen=True):

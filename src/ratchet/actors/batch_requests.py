@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from ratchet.actors.publisher import Publisher
 from ratchet.messages import BatchReady, Message, RequestBatch, StepTrained
 from ratchet.observability.logs import Log
@@ -95,8 +97,9 @@ class BatchRequests:
 
     def account(self, done: StepTrained) -> None:
         """Tell what became of the batch; the next request says it once more."""
-        self.done, self._accounted = done, True
-        self._buffer().tell(done)
+        self.done = msgspec.structs.replace(done, attempts=dict(self._taken))
+        self._accounted = True
+        self._buffer().tell(self.done)
 
     def _request(self) -> None:
         self._repeat = self._after(self._repeat_s, RepeatRequest())

@@ -15,7 +15,7 @@ from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
-from ratchet.actors.recovery import Recovery
+from ratchet.actors.recovery import Recovery, accounts_for
 from ratchet.config import BufferConfig
 from ratchet.messages import BatchReady, CheckpointWritten, RequestBatch, StepTrained
 from ratchet.observability.logs import Log
@@ -163,9 +163,8 @@ class Batches:
 
     def _is_handed(self, done: StepTrained) -> bool:
         """Whether this is the account of the batch that is out."""
-        accounted = {*done.trained, *done.rejected}
         return (
             self.handed is not None
             and self.handed[0].term == done.term
-            and accounted == {entry.group_id for entry in self._table.batched()}
+            and accounts_for(done, self._table.batched())
         )

@@ -12,7 +12,9 @@ has one; else it was not trained either.
 
 from __future__ import annotations
 
-from ratchet.actors.group_table import GroupTable
+from collections.abc import Collection
+
+from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.messages import RequestBatch, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage
@@ -66,8 +68,7 @@ class Recovery:
     def _take(self, done: StepTrained, path: tuple[PolicyVersion, ...]) -> bool:
         entries = {entry.group_id: entry for entry in self._table.batched()}
         took_it = next((v for v in path if self._lineage.step(v) < done.step), None)
-        accounted = {*done.trained, *done.rejected}
-        if not entries or entries.keys() != accounted or took_it is None:
+        if took_it is None or not accounts_for(done, entries.values()):
             return False
         self._table.train(done.trained, done.step, took_it)
         for group_id, reason in done.rejected.items():
@@ -76,3 +77,14 @@ class Recovery:
             else:
                 self._table.reissue(entries[group_id], reason)
         return True
+
+
+def accounts_for(done: StepTrained, batched: Collection[Entry]) -> bool:
+    """Whether this says what became of these groups, at these attempts and no earlier ones."""
+    ids = {entry.group_id for entry in batched}
+    attempts = done.attempts
+    return (
+        bool(ids)
+        and {*done.trained, *done.rejected} == ids
+        and all(attempts.get(entry.group_id, entry.attempt) == entry.attempt for entry in batched)
+    )

@@ -491,6 +491,27 @@ def test_trained_and_rejected_groups_are_accounted_for() -> None:
     scenario(body)
 
 
+def test_the_account_of_an_earlier_attempt_does_not_settle_the_next_one() -> None:
+    """A step that was skipped is taken again: with the same groups, where there are no others."""
+
+    async def body(world: World) -> None:
+        for assignment in await world.claim(2):
+            await world.finish(assignment)
+        await world.request()
+        skipped = StepTrained(1, 1, (), {0: "non_finite", 1: "non_finite"}, {0: 0, 1: 0})
+        await world.tell(skipped)
+        for assignment in await world.claim(4):
+            await world.finish(assignment)
+        await world.request()
+        await world.tell(RequestBatch("trainer-0", 1, 0, 0, skipped, "b1"))  # again
+        await world.tell(skipped)
+        assert world.ledger.counts()["batched"] == 2
+        await world.tell(StepTrained(1, 1, (0, 1), {}, {0: 1, 1: 1}))
+        assert world.ledger.counts()["trained"] == 2
+
+    scenario(body, buffer={"unused": "retry"})
+
+
 def test_an_older_trainer_is_fenced_and_a_newer_one_takes_over() -> None:
     async def body(world: World) -> None:
         for assignment in await world.claim(4):

@@ -270,6 +270,11 @@ class World:
             await asyncio.sleep(0)
 
 
+def account(step: int, trained: tuple[int, ...], rejected: dict[int, str]) -> StepTrained:
+    """Of term 1, and of groups at their first attempt."""
+    return StepTrained(1, step, trained, rejected, dict.fromkeys((*trained, *rejected), 0))
+
+
 def group_of(group: RolloutGroup, version: int, group_id: int) -> RolloutGroup:
     return mixed_group(group, (version,) * len(group.rollouts), group_id)
 
@@ -315,7 +320,7 @@ def test_a_run_from_the_base_model_to_the_last_version() -> None:
         assert [r.parent for r in world.records] == [None, 0, 1]
         assert [r.step for r in world.records] == [0, 1, 2]
         trained = world.buffer.of(StepTrained)
-        assert trained == [StepTrained(1, 1, (10, 11), {}), StepTrained(1, 2, (20, 21), {})]
+        assert trained == [account(1, (10, 11), {}), account(2, (20, 21), {})]
         assert [(line["step"], line["version"]) for line in world.lines] == [(1, 0), (2, 1)]
         assert world.models == 1
         assert world.summaries == [
@@ -451,7 +456,7 @@ def test_stale_groups_are_sent_back_and_never_trained() -> None:
         await world.answer(3, 0, 2, 1)  # staleness 2, 0 and 1; the bound is 1
         await world.end()
         assert world.of("forward")[2][1:] == (31, 32)
-        assert world.buffer.of(StepTrained)[2] == StepTrained(1, 3, (31, 32), {30: "stale"})
+        assert world.buffer.of(StepTrained)[2] == account(3, (31, 32), {30: "stale"})
         assert world.lines[2]["num_groups"] == 2
 
     scenario(body, trainer={"num_steps": 3}, buffer={"batch_groups": 4, "max_staleness": 1})
@@ -463,7 +468,7 @@ def test_a_batch_all_stale_takes_no_step_and_another_is_asked_for() -> None:
         await world.answer(2, 0)
         await world.until_request(3)
         assert world.requests == [(0, 0), (1, 1), (1, 1)]
-        assert world.buffer.of(StepTrained)[1] == StepTrained(1, 2, (), {20: "stale"})
+        assert world.buffer.of(StepTrained)[1] == account(2, (), {20: "stale"})
         assert len(world.lines) == len(world.of("forward")) == 1
         assert world.ref.is_alive()
 
@@ -488,7 +493,7 @@ def test_with_mask_what_is_stale_is_masked_by_the_weights_that_take_the_step() -
         await world.end()
         assert world.of("forward")[1][1:] == (20, 22)
         assert world.backend.trained[1] == [[0, 1], [1, 1]]
-        assert world.buffer.of(StepTrained)[1] == StepTrained(1, 2, (20, 22), {21: "stale"})
+        assert world.buffer.of(StepTrained)[1] == account(2, (20, 22), {21: "stale"})
         line = world.lines[1]
         assert (line["num_groups"], line["buffer/staleness_max"]) == (2, 0)
         assert (line["buffer/masked_groups"], world.lines[0]["buffer/masked_groups"]) == (1, 0)
@@ -528,8 +533,8 @@ def test_what_the_batch_filter_marks_is_not_trained_and_the_batch_keeps_its_shap
         assert world.of("forward")[0][1:] == (10, 11)
         assert world.backend.trained == [[[0, 1], [0, 0]], [[0, 1]]]
         first, second = world.buffer.of(StepTrained)
-        assert first == StepTrained(1, 1, (10,), {11: "filter:batch"})
-        assert second == StepTrained(1, 2, (22,), {20: "stale", 21: "stale"})
+        assert first == account(1, (10,), {11: "filter:batch"})
+        assert second == account(2, (22,), {20: "stale", 21: "stale"})
         assert [line["buffer/marked_samples"] for line in world.lines] == [3, 1]
         assert [line["num_groups"] for line in world.lines] == [1, 1]
         assert batch_filter.closed == 1
@@ -549,7 +554,7 @@ def test_a_batch_with_nothing_left_is_a_step_skipped_counted_and_not_published()
         assert world.order("forward", "skip", "optimizer") == ["forward", "optimizer"]
         assert [e[1:] for e in world.of("reserve")] == [(0,), (1,)]
         assert world.requests == [(0, 0), (0, 0), (1, 1)]
-        assert world.buffer.of(StepTrained)[0] == StepTrained(1, 1, (), {10: "filter:batch"})
+        assert world.buffer.of(StepTrained)[0] == account(1, (), {10: "filter:batch"})
         line = world.lines[0]
         assert (line["applied"], line["num_groups"], line["reward_mean"]) == (False, 0, None)
         (event,) = world.log.named("step_skipped")
@@ -626,7 +631,7 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_not_published(
         await world.until_request(2)
         assert world.order("forward", "skip", "optimizer") == ["forward", second_half]
         assert [e[1:] for e in world.of("reserve")] == [(0,)]
-        assert world.buffer.of(StepTrained) == [StepTrained(1, 1, (), {10: "non_finite"})]
+        assert world.buffer.of(StepTrained) == [account(1, (), {10: "non_finite"})]
         assert world.requests == [(0, 0), (0, 0)]
         (line,) = world.lines
         assert (line["step"], line["applied"]) == (1, False)
@@ -1028,6 +1033,6 @@ def test_a_batch_of_a_buffer_that_another_has_followed_is_not_taken() -> None:
         assert world.buffer.of(StepTrained) == []
         world.ref.tell(msgspec.structs.replace(world.batch(1, 0, first=20), buffer="b2"))
         await world.until_request(3)
-        assert world.buffer.of(StepTrained) == [StepTrained(1, 1, (20,), {})]
+        assert world.buffer.of(StepTrained) == [account(1, (20,), {})]
 
     scenario(body)
