@@ -93,7 +93,7 @@ def scenario(
         world = World(monkeypatch)
         outcome = world.run(**runtime)
         await asyncio.sleep(1)
-        assert list(world.refs) == ["registry", "buffer", "trainer-0", "rollout-0"]
+        assert list(world.refs) == ROLES
         assert not outcome.done()
         acted = act(world)
         if acted is not None:
@@ -110,29 +110,35 @@ def test_the_trainers_end_ends_all_and_the_registry_last(monkeypatch: pytest.Mon
     assert world.ended == ["trainer-0: x", "trainer-0", "rollout-0", "buffer", "registry"]
 
 
-@pytest.mark.parametrize("name", ["registry", "buffer"])
-def test_a_failure_of_a_role_that_nobody_replaces_is_the_outcome(
+ROLES = ["registry", "buffer", "trainer-0", "rollout-0"]
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_a_role_that_fails_without_a_restart_left_is_the_outcome(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    outcome, world = scenario(monkeypatch, lambda w: w.fail(name, ValueError("why")))
+    outcome, world = scenario(
+        monkeypatch, lambda w: w.fail(name, ValueError("why")), max_restarts=0
+    )
     assert outcome == RoleOutcome("failed", f"{name}: ValueError: why")
     assert all(not ref.is_alive() for ref in world.refs.values())
 
 
-def test_a_worker_that_fails_is_started_again_as_another_life(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", ROLES)
+def test_a_role_that_fails_is_started_again_alone_as_another_life(
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     async def act(world: World) -> None:
-        first = world.refs["rollout-0"]
-        await world.fail("rollout-0", ValueError("why"))
-        assert world.refs["rollout-0"] is not first
-        assert world.refs["rollout-0"].is_alive()
-        assert len(set(world.lives["rollout-0"])) == 2
+        first = world.refs[name]
+        await world.fail(name, ValueError("why"))
+        assert world.refs[name] is not first
+        assert world.refs[name].is_alive()
+        assert len(set(world.lives[name])) == 2
         world.kill.set()
 
     outcome, world = scenario(monkeypatch, act)
     assert outcome == RoleOutcome("stopped", "interrupted")
-    assert [len(lives) for lives in world.lives.values()] == [1, 1, 1, 2]
+    assert [len(lives) for lives in world.lives.values()] == [1 + (r == name) for r in ROLES]
 
 
 def test_a_worker_that_fails_too_often_is_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +162,9 @@ def test_what_a_role_finds_wrong_with_the_configuration_is_the_users(
 
 
 def test_another_role_that_stops_by_itself_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome, _ = scenario(monkeypatch, lambda w: w.refs["buffer"].stop(block=False) and None)
+    outcome, _ = scenario(
+        monkeypatch, lambda w: w.refs["buffer"].stop(block=False) and None, max_restarts=0
+    )
     assert outcome == RoleOutcome("failed", "buffer was stopped from outside")
 
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,10 @@ def has_read(world: World, name: str) -> bool:
     return path.exists() and path.read_text().endswith("\n")
 
 
+def has_started(world: World, name: str, times: int) -> bool:
+    return has_read(world, name) and len(world.specs(name)) == times
+
+
 async def until(happened: Callable[[], bool]) -> None:
     def poll() -> None:
         while not happened():
@@ -191,14 +196,18 @@ def test_a_killed_worker_is_another_process_and_another_life(
     assert ended["reason"] == f"rollout-1 died of signal 9; see {tmp_path}/run/logs/rollout-1.err"
 
 
-def test_a_killed_buffer_is_the_cause_and_whoever_listens_is_told(
+def test_a_buffer_killed_too_often_is_the_cause_and_whoever_listens_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome, world = scenario(
-        tmp_path, monkeypatch, lambda w: os.kill(w.pid("buffer"), signal.SIGKILL)
-    )
+    async def body(world: World) -> None:
+        for life in range(1, 5):  # max_restarts is 3
+            await until(partial(has_started, world, "buffer", life))
+            os.kill(world.pid("buffer"), signal.SIGKILL)
+
+    outcome, world = scenario(tmp_path, monkeypatch, body)
     assert outcome.status == "failed"
-    assert outcome.detail == f"buffer died of signal 9; see {tmp_path}/run/logs/buffer-0.err"
+    cause = f"buffer died of signal 9; see {tmp_path}/run/logs/buffer-0.err (the first of 4 ends"
+    assert outcome.detail.startswith(cause)
     assert world.told == [outcome.detail]
 
 
