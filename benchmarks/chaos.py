@@ -20,7 +20,8 @@ printed with the seed, and the directory stays. Prints:
 * steps committed over steps attempted: lines of metrics that stayed over all lines, those a later
   life took back included; and over all batches that were handed out, those of a step that died
   before its line included;
-* seconds from a kill to the next step that stayed, per target.
+* per target: kills, those that came before the moment was over, and seconds from a kill to the
+  next step that stayed.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.chaos_check import BATCH_GROUPS, ViolationError, ask, check
 from tests.helpers.command import gone, json_lines
 from tests.helpers.config import small_config
 
@@ -61,13 +62,11 @@ TARGETS = (
     "launcher",
 )
 NUM_WORKERS = 2
-NUM_PROMPTS = 26
-BATCH_GROUPS = 4
 _PROCESS = {"trainer": "trainer-0", "registry": "registry", "buffer": "buffer"}
 
 
-class ViolationError(Exception):
-    """Something that must not happen."""
+class _OverError(Exception):
+    """The run has ended in order."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ class Plan:
     every: int = 3
     """steps from one kill to the next"""
     checkpoint_steps: int = 2
+    group_size: int = 4
+    """the more, the longer a step"""
     patience_s: float = 120.0
 
     def kills(self) -> list[tuple[str, float, int]]:
@@ -91,11 +92,13 @@ class Plan:
         ]
 
     def config(self) -> Config:
-        """Return a copy job that is longer than its kills."""
-        num_steps = (self.num_kills + 1) * (self.every + 1) + 2
+        """Return a copy job with steps for all kills, unless steps are much shorter than the pause
+        in which a victim starts again.
+        """
+        num_steps = (self.num_kills + 1) * (self.every + 2)
         return small_config(
             task={"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}},
-            rollout={"max_tokens": 5, "group_size": 4, "num_workers": NUM_WORKERS},
+            rollout={"max_tokens": 5, "group_size": self.group_size, "num_workers": NUM_WORKERS},
             buffer={"batch_groups": BATCH_GROUPS},
             trainer={"num_steps": num_steps, "lr": 1e-3},
             checkpoint={"every_steps": self.checkpoint_steps, "keep": 2},
@@ -111,6 +114,8 @@ class Kill:
     at: float
     step: int
     """the newest line of metrics then"""
+    hit: bool
+    """whether the moment was not over: the version is still reserved, the checkpoint unfinished"""
 
 
 @dataclass
@@ -139,6 +144,11 @@ class Chaos:
         self._sockets = root.with_suffix(".tmp")  # a launcher that is killed leaves its own
         self._dead: set[int] = set()
         self._last: tuple[int, float] = (0, time.monotonic())
+        self._moments = {
+            "transfer": self._is_reserved,
+            "commit": self._is_reserved,
+            "checkpoint": self._is_unfinished,
+        }
 
     def play(self) -> Outcome:
         """Run to the end.
@@ -152,19 +162,15 @@ class Chaos:
         started = time.monotonic()
         self._launch("run", str(recipe), "--dir", str(self.root))
         try:
-            for target, moment, worker in self.plan.kills():
-                due = self._last[0] + self.plan.every
-                self._until(f"step {due}", lambda due=due: self._last[0] >= due)
-                self._kill(target, moment, worker)
-            while self._launcher.poll() is None:
-                self._look()
-                time.sleep(0.02)
-            self._look()
+            with suppress(_OverError):
+                for target, moment, worker in self.plan.kills():
+                    due = self._last[0] + self.plan.every
+                    self._until(lambda due=due: self._last[0] >= due)
+                    self._kill(target, moment, worker)
+                self._until(lambda: False)
         finally:
             self._end()
         self.outcome.took_s = time.monotonic() - started
-        if self._launcher.returncode != 0:
-            raise ViolationError(f"the run failed:\n{self._output.read_text()[-2000:]}")
         return self.outcome
 
     def _launch(self, *arguments: str) -> None:
@@ -185,11 +191,14 @@ class Chaos:
         if now - self._last[1] > self.plan.patience_s:
             raise ViolationError(f"no step after {self._last[0]} for {self.plan.patience_s} s")
 
-    def _until(self, what: str, happened: Callable[[], Any], pause_s: float = 0.02) -> Any:
+    def _until(self, happened: Callable[[], Any], pause_s: float = 0.02) -> Any:
         while not (found := happened()):
+            code = self._launcher.poll()
             self._look()
-            if self._launcher.poll() is not None:
-                raise ViolationError(f"ended before {what}:\n{self._output.read_text()[-2000:]}")
+            if code == 0:
+                raise _OverError
+            if code is not None:
+                raise ViolationError(f"the run failed:\n{self._output.read_text()[-2000:]}")
             time.sleep(pause_s)
         return found
 
@@ -198,13 +207,12 @@ class Chaos:
         name = _PROCESS.get(kind, f"rollout-{worker}")
         victim = self._launcher.pid if kind == "launcher" else 0
         if not victim:
-            victim = self._until(f"a living {name}", lambda: self._living(name))
-        if when in {"transfer", "commit"}:
-            self._until(target, self._is_reserved, 0.001)
-        elif when == "checkpoint":
-            self._until(target, self._is_unfinished, 0.001)
-        else:
+            victim = self._until(lambda: self._living(name))
+        is_moment = self._moments.get(when)
+        if is_moment is None:
             time.sleep(moment * self._ordinary_s)
+        else:
+            self._until(is_moment, 0.001)
         family = psutil.Process(victim).children(recursive=True) if kind == "launcher" else []
         try:
             os.kill(victim, signal.SIGKILL)
@@ -212,9 +220,10 @@ class Chaos:
             raise ViolationError(
                 f"{name}, process {victim}, had gone before it was killed"
             ) from None
+        hit = is_moment is None or is_moment()
         self._dead.add(victim)
         self._look()  # what was written before
-        self.outcome.kills.append(Kill(target, time.monotonic(), self._last[0]))
+        self.outcome.kills.append(Kill(target, time.monotonic(), self._last[0], hit))
         if kind == "launcher":
             self._launcher.wait()
             if left := gone(family, 20.0):
@@ -244,84 +253,6 @@ class Chaos:
             self._launcher.wait()
 
 
-def ask(path: Path, query: str) -> list[tuple[Any, ...]]:
-    """Ask a database of a run that may be written to; a damaged one cannot be asked."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as sql:
-        return sql.execute(query).fetchall()
-
-
-NOTHING = {
-    "a group number is missing (lost)": (
-        "ledger",
-        "SELECT group_id FROM groups WHERE group_id > 0"
-        " AND group_id - 1 NOT IN (SELECT group_id FROM groups)",
-    ),
-    "a prompt ended twice in an epoch": (
-        "ledger",
-        "SELECT epoch, prompt_id FROM groups WHERE state IN ('trained', 'committed', 'dropped')"
-        " GROUP BY epoch, prompt_id HAVING count(*) > 1",
-    ),
-    "an epoch is over, and has not each prompt": (
-        "ledger",
-        "SELECT epoch FROM groups WHERE epoch < (SELECT max(epoch) FROM groups)"
-        f" GROUP BY epoch HAVING count(DISTINCT prompt_id) <> {NUM_PROMPTS}",
-    ),
-    "a step was not trained on exactly one batch": (
-        "ledger",
-        "SELECT trained_step FROM groups WHERE state IN ('trained', 'committed')"
-        f" GROUP BY trained_step HAVING count(*) <> {BATCH_GROUPS}",
-    ),
-    "a group was trained again without being given back": (
-        "ledger",
-        "SELECT t.group_id FROM events t JOIN events u ON u.group_id = t.group_id"
-        " AND u.rowid > t.rowid AND t.event = 'trained' AND u.event = 'trained'"
-        " AND NOT EXISTS (SELECT 1 FROM events r WHERE r.group_id = t.group_id"
-        " AND r.event = 'retried' AND r.rowid BETWEEN t.rowid AND u.rowid)",
-    ),
-    "a version went backwards (term, or decided before an older one of its term)": (
-        "versions",
-        "SELECT b.version FROM versions a JOIN versions b ON b.version = a.version + 1"
-        " WHERE b.term < a.term OR (b.term = a.term AND b.step < a.step)"
-        " OR b.created_at < a.created_at",
-    ),
-    "a version is missing": (
-        "versions",
-        "SELECT version FROM versions WHERE version > 0"
-        " AND version - 1 NOT IN (SELECT version FROM versions)",
-    ),
-}
-"""What must be found nowhere, of which file, and the question."""
-
-
-def check(root: Path, num_steps: int) -> None:
-    """Check an ended run.
-
-    Raises:
-        ViolationError: something does not hold.
-    """
-    run = RunDirectory(root)
-    problems = [
-        f"{what}: {found[:5]}"
-        for what, (file, query) in NOTHING.items()
-        if (found := ask(getattr(run, file), query))
-    ]
-    finished = {
-        row[0] for row in ask(run.ledger, "SELECT group_id FROM groups WHERE state = 'finished'")
-    }
-    kept = {int(path.stem) for path in run.payloads.iterdir()}
-    if kept != finished:
-        problems.append(f"payloads are orphans, or missing: {sorted(kept ^ finished)[:5]}")
-    steps = [line["step"] for line in read_metrics(run.metrics)]
-    if steps != list(range(1, num_steps + 1)):
-        problems.append(f"the lines of metrics are not steps 1 to {num_steps}: {steps}")
-    command = [sys.executable, "-m", "ratchet.cli", "audit", str(root)]
-    audit = subprocess.run(command, capture_output=True, text=True, check=False)
-    if audit.returncode:
-        problems.append(audit.stdout + audit.stderr)
-    if problems:
-        raise ViolationError("\n".join(problems))
-
-
 def report(root: Path, outcome: Outcome) -> str:
     """Return the numbers as text."""
     run = RunDirectory(root)
@@ -333,32 +264,32 @@ def report(root: Path, outcome: Outcome) -> str:
         f"{len(outcome.kills)} kills, {stayed} steps in {outcome.took_s:.0f} s",
         f"committed over attempted: {stayed / (stayed + lost):.1%} of the lines of metrics,"
         f" {stayed / batches:.1%} of {batches:.0f} batches",
-        "target              kills  median s    p90 s    max s",
+        "target              kills   hit  median s    p90 s    max s",
     ]
     for target in TARGETS:
-        times = sorted(outcome.recovery_s(k) for k in outcome.kills if k.target == target)
-        if times:
-            p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
-            lines.append(
-                f"{target:18s}  {len(times):5d}  {statistics.median(times):8.1f} {p90:8.1f}"
-                f" {times[-1]:8.1f}"
-            )
+        kills = [kill for kill in outcome.kills if kill.target == target]
+        if not kills:
+            continue
+        times = sorted(map(outcome.recovery_s, kills))
+        p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
+        lines.append(
+            f"{target:18s}  {len(times):5d} {sum(kill.hit for kill in kills):5d}"
+            f"  {statistics.median(times):8.1f} {p90:8.1f} {times[-1]:8.1f}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Play, check, print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", dest="num_kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--roles", nargs="+", choices=TARGETS, default=TARGETS)
+    parser.add_argument("--roles", dest="targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--every", type=int, default=3)
     parser.add_argument("--checkpoint-steps", type=int, default=2)
-    parser.add_argument("--patience", type=float, default=120.0)
-    given = parser.parse_args()
-    plan = Plan(
-        given.kills, given.seed, given.roles, given.every, given.checkpoint_steps, given.patience
-    )
+    parser.add_argument("--group-size", type=int, default=4)
+    parser.add_argument("--patience", dest="patience_s", type=float, default=120.0)
+    plan = Plan(**vars(parser.parse_args()))
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     chaos = Chaos(plan, folder / "run")
     try:
