@@ -86,7 +86,7 @@ class BufferModel:
         self.parked: list[GroupFinished] = []
         self.judged: Position | None = None
         self.next = (first.term, Position(first.version, first.step))
-        self.term = self.settled = 0
+        self.term, self.settled = first.term, 0
         self.request: RequestBatch | None = None
         self.handed: tuple[RequestBatch, list[int]] | None = None
         self.again: BatchReady | None = None
@@ -174,6 +174,7 @@ class BufferModel:
 
     def _published(self, record: VersionRecord) -> None:
         self.known[record.version] = record
+        self.term = max(self.term, record.term)  # an older trainer may not ask any more
         position = Position(record.version, record.step)
         if (record.term, record.step) >= (self.next[0], self.next[1].step):
             self.next = record.term, position
@@ -222,6 +223,8 @@ class BufferModel:
             return
         request, ids = self.handed
         if request.term != message.term or {*ids} != {*message.trained, *message.rejected}:
+            return
+        if message.attempts != {i: self.groups[i].attempt for i in ids}:
             return
         self.handed = None
         for group_id in message.trained:
