@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.judging import Judging
@@ -19,7 +20,9 @@ from ratchet.storage.versions import VersionStore
 from ratchet.types import VersionSpan
 
 
-@mutant("a batch is filtered against V and trained at V+1", seed=3)
+@mutant(
+    "a batch is filtered against V and trained at V+1", world=ordinary(buffer={"max_staleness": 1})
+)
 def judged_by_the_last_announced() -> Patches:
     original = Judging.purge
 
