@@ -13,7 +13,8 @@ Every `--every` steps one kill hits a target that the seed draws, at a moment th
     launcher            at any time; all must go with it, and `ratchet resume` goes on
 
 Moments are found from outside, in the files of the run. The seed fixes who dies when; how far the
-processes are by then is the machine's. After the run it checks the directory with `ratchet audit`
+processes are by then is the machine's. At last the launcher dies once more, not counted, and the
+run is resumed to an end that is near. Then it checks the directory with `ratchet audit`
 and with questions in SQL of its own; what does not hold, or no step within `--patience` seconds, is
 printed with the seed, and the directory stays. Prints:
 
@@ -21,14 +22,13 @@ printed with the seed, and the directory stays. Prints:
   life took back included; and over all batches that were handed out, those of a step that died
   before its line included;
 * per target: kills, those that came before the moment was over, and seconds from a kill to the
-  next step that stayed.
+  next step that stayed, which may have been in hand then, and to the one after it, which was not.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import shutil
 import signal
 import statistics
@@ -36,100 +36,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks.chaos_check import BATCH_GROUPS, ViolationError, ask, check
-from tests.helpers.command import gone, json_lines
-from tests.helpers.config import small_config
+from benchmarks.chaos_check import ViolationError, ask, check, started
+from benchmarks.chaos_plan import BATCH_GROUPS, TARGETS, Kill, Outcome, Plan
+from tests.helpers.command import gone
 
-from ratchet.config import Config
 from ratchet.observability.metrics import MetricsReader, read_metrics
 from ratchet.observability.rundir import RunDirectory
 
-TARGETS = (
-    "trainer-step",
-    "trainer-transfer",
-    "trainer-checkpoint",
-    "registry",
-    "registry-commit",
-    "buffer",
-    "rollout",
-    "launcher",
-)
-NUM_WORKERS = 2
-_PROCESS = {"trainer": "trainer-0", "registry": "registry", "buffer": "buffer"}
-
-
-class _OverError(Exception):
-    """The run has ended in order."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do to a run; all of it follows from the seed."""
-
-    num_kills: int
-    seed: int
-    targets: Sequence[str] = TARGETS
-    every: int = 3
-    """steps from one kill to the next"""
-    checkpoint_steps: int = 2
-    group_size: int = 4
-    """the more, the longer a step"""
-    patience_s: float = 120.0
-
-    def kills(self) -> list[tuple[str, float, int]]:
-        """Return target, moment (0 to 1, of an ordinary step) and worker of each kill."""
-        draw = random.Random(self.seed)
-        return [
-            (draw.choice(self.targets), draw.random(), draw.randrange(NUM_WORKERS))
-            for _ in range(self.num_kills)
-        ]
-
-    def config(self) -> Config:
-        """Return a copy job with steps for all kills, unless steps are much shorter than the pause
-        in which a victim starts again.
-        """
-        num_steps = (self.num_kills + 1) * (self.every + 2)
-        return small_config(
-            task={"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}},
-            rollout={"max_tokens": 5, "group_size": self.group_size, "num_workers": NUM_WORKERS},
-            buffer={"batch_groups": BATCH_GROUPS},
-            trainer={"num_steps": num_steps, "lr": 1e-3},
-            checkpoint={"every_steps": self.checkpoint_steps, "keep": 2},
-            runtime={"max_restarts": 10 * self.num_kills},
-        )
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One kill that was made."""
-
-    target: str
-    at: float
-    step: int
-    """the newest line of metrics then"""
-    hit: bool
-    """whether the moment was not over: the version is still reserved, the checkpoint unfinished"""
-
-
-@dataclass
-class Outcome:
-    """What became of a run."""
-
-    kills: list[Kill] = field(default_factory=list)
-    stayed: dict[int, float] = field(default_factory=dict)
-    """when the line of each step came for the last time"""
-    took_s: float = 0.0
-
-    def recovery_s(self, kill: Kill) -> float:
-        """Return the seconds from a kill to the next step that stayed."""
-        return min(at for at in self.stayed.values() if at > kill.at) - kill.at
+_PROCESS = {"trainer": "trainer-0"} | {n: n for n in ("registry", "buffer", "launcher")}
 
 
 class Chaos:
@@ -139,7 +59,7 @@ class Chaos:
         self.plan, self.root, self.run = plan, root, RunDirectory(root)
         self.outcome = Outcome()
         self._metrics = MetricsReader(self.run.metrics)
-        self._ordinary_s = 0.3
+        self._step_s = 0.3
         self._output = root.with_suffix(".out")
         self._sockets = root.with_suffix(".tmp")  # a launcher that is killed leaves its own
         self._dead: set[int] = set()
@@ -159,18 +79,18 @@ class Chaos:
         recipe = self.root.with_suffix(".toml")
         recipe.write_text(self.plan.config().to_toml())
         self._sockets.mkdir()
-        started = time.monotonic()
+        began = time.monotonic()
         self._launch("run", str(recipe), "--dir", str(self.root))
         try:
-            with suppress(_OverError):
-                for target, moment, worker in self.plan.kills():
-                    due = self._last[0] + self.plan.every
-                    self._until(lambda due=due: self._last[0] >= due)
-                    self._kill(target, moment, worker)
-                self._until(lambda: False)
+            for target, moment, worker in self.plan.kills():
+                self._steps(self.plan.every)
+                self._kill(target, moment, worker)
+            self._steps(self.plan.every)
+            self._count()
+            self._finish()
         finally:
             self._end()
-        self.outcome.took_s = time.monotonic() - started
+        self.outcome.took_s = self.outcome.kills[-1].at - began
         return self.outcome
 
     def _launch(self, *arguments: str) -> None:
@@ -187,6 +107,7 @@ class Chaos:
         now = time.monotonic()
         for line in self._metrics.new():
             self.outcome.stayed[line["step"]] = now
+            self._step_s = line["step_s"]
             self._last = line["step"], now
         if now - self._last[1] > self.plan.patience_s:
             raise ViolationError(f"no step after {self._last[0]} for {self.plan.patience_s} s")
@@ -195,50 +116,71 @@ class Chaos:
         while not (found := happened()):
             code = self._launcher.poll()
             self._look()
-            if code == 0:
-                raise _OverError
             if code is not None:
-                raise ViolationError(f"the run failed:\n{self._output.read_text()[-2000:]}")
+                raise ViolationError(
+                    f"the run ended with {code}:\n{self._output.read_text()[-2000:]}"
+                )
             time.sleep(pause_s)
         return found
 
     def _kill(self, target: str, moment: float, worker: int) -> None:
         kind, _, when = target.partition("-")
-        name = _PROCESS.get(kind, f"rollout-{worker}")
-        victim = self._launcher.pid if kind == "launcher" else 0
-        if not victim:
-            victim = self._until(lambda: self._living(name))
+        name = f"rollout-{worker}" if kind == "rollout" else _PROCESS[kind]
+        victim = self._until(lambda: self._living(name))
         is_moment = self._moments.get(when)
         if is_moment is None:
-            time.sleep(moment * self._ordinary_s)
+            time.sleep(moment * self._step_s)
         else:
             self._until(is_moment, 0.001)
         family = psutil.Process(victim).children(recursive=True) if kind == "launcher" else []
-        try:
+        with suppress(ProcessLookupError):  # the run has just ended
             os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            raise ViolationError(
-                f"{name}, process {victim}, had gone before it was killed"
-            ) from None
         hit = is_moment is None or is_moment()
         self._dead.add(victim)
         self._look()  # what was written before
-        self.outcome.kills.append(Kill(target, time.monotonic(), self._last[0], hit))
+        self.outcome.kills.append(Kill(target, name, time.monotonic(), self._last[0], hit))
         if kind == "launcher":
-            self._launcher.wait()
-            if left := gone(family, 20.0):
-                raise ViolationError(f"outlived their launcher: {left}")
-            self._launch("resume", str(self.root))
+            self._resume(family)
+
+    def _resume(self, family: list[psutil.Process], *arguments: str) -> None:
+        self._launcher.wait()
+        if left := gone(family, 20.0):
+            raise ViolationError(f"outlived their launcher: {left}")
+        self._launch("resume", str(self.root), *arguments)
+
+    def _steps(self, num_steps: int) -> None:
+        due = self._last[0] + num_steps
+        self._until(lambda: self._last[0] >= due)
+
+    def _count(self) -> None:
+        outcome, run = self.outcome, self.run
+        outcome.num_lines = len(read_metrics(run.metrics))
+        outcome.num_lost = len(read_metrics(run.metrics.with_name("metrics.lost.jsonl")))
+        query = "SELECT count(*) FROM events WHERE event = 'batched'"
+        outcome.num_batches = ask(run.ledger, query)[0][0] // BATCH_GROUPS
+
+    def _finish(self) -> None:
+        """Kill the launcher once more, and go on to an end that is near."""
+        family = psutil.Process(self._launcher.pid).children(recursive=True)
+        self._launcher.kill()
+        self._look()
+        self.outcome.kills.append(Kill("end", "launcher", time.monotonic(), self._last[0], True))
+        self.outcome.num_steps = self._last[0] + self.plan.every
+        self._resume(family, "--set", f"trainer.num_steps={self.outcome.num_steps}")
+        while (code := self._launcher.poll()) is None:
+            self._look()
+            time.sleep(0.02)
+        if code:
+            raise ViolationError(f"the run ended with {code}:\n{self._output.read_text()[-2000:]}")
 
     def _living(self, name: str) -> int:
-        lines = json_lines(self.run.logs / "launcher-0.jsonl")
-        started = [
-            line["pid"]
-            for line in lines
-            if line["event"] == "process_started" and line["name"] == name
-        ]
-        pid = started[-1] if started else 0
-        return 0 if pid in self._dead or not psutil.pid_exists(pid) else pid
+        if name == "launcher":
+            return self._launcher.pid
+        pid = next(reversed(started(self.run, name)), 0)
+        with suppress(psutil.NoSuchProcess):
+            if pid not in self._dead and psutil.Process(pid).ppid() == self._launcher.pid:
+                return pid
+        return 0
 
     def _is_reserved(self) -> bool:
         query = "SELECT count(*) FROM versions WHERE state = 'reserved'"
@@ -253,29 +195,26 @@ class Chaos:
             self._launcher.wait()
 
 
-def report(root: Path, outcome: Outcome) -> str:
+def report(outcome: Outcome) -> str:
     """Return the numbers as text."""
-    run = RunDirectory(root)
-    stayed = len(read_metrics(run.metrics))
-    lost = len(read_metrics(run.metrics.with_name("metrics.lost.jsonl")))
-    batched = ask(run.ledger, "SELECT count(*) FROM events WHERE event = 'batched'")[0][0]
-    batches = batched / BATCH_GROUPS
+    stayed, lost = outcome.num_lines, outcome.num_lost
     lines = [
-        f"{len(outcome.kills)} kills, {stayed} steps in {outcome.took_s:.0f} s",
+        f"{len(outcome.kills) - 1} kills, {stayed} steps in {outcome.took_s:.0f} s",
         f"committed over attempted: {stayed / (stayed + lost):.1%} of the lines of metrics,"
-        f" {stayed / batches:.1%} of {batches:.0f} batches",
-        "target              kills   hit  median s    p90 s    max s",
+        f" {stayed / outcome.num_batches:.1%} of {outcome.num_batches} batches",
+        "                                 next step, s            the one after it, s",
+        "target              kills   hit    median    p90    max    median    p90    max",
     ]
     for target in TARGETS:
         kills = [kill for kill in outcome.kills if kill.target == target]
         if not kills:
             continue
-        times = sorted(map(outcome.recovery_s, kills))
-        p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
-        lines.append(
-            f"{target:18s}  {len(times):5d} {sum(kill.hit for kill in kills):5d}"
-            f"  {statistics.median(times):8.1f} {p90:8.1f} {times[-1]:8.1f}"
-        )
+        cells = [f"{target:18s}  {len(kills):5d} {sum(kill.hit for kill in kills):5d}"]
+        for nth in (0, 1):
+            times = sorted(outcome.next_s(kill, nth) for kill in kills)
+            p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
+            cells.append(f"{statistics.median(times):8.1f} {p90:6.1f} {times[-1]:6.1f}")
+        lines.append("  ".join(cells))
     return "\n".join(lines)
 
 
@@ -287,19 +226,19 @@ def main() -> None:
     parser.add_argument("--roles", dest="targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--every", type=int, default=3)
     parser.add_argument("--checkpoint-steps", type=int, default=2)
-    parser.add_argument("--group-size", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--patience", dest="patience_s", type=float, default=120.0)
     plan = Plan(**vars(parser.parse_args()))
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     chaos = Chaos(plan, folder / "run")
     try:
         outcome = chaos.play()
-        check(chaos.root, plan.config().trainer.num_steps)
+        check(chaos.root, outcome)
     except BaseException as error:
         made = ", ".join(f"{kill.target} at {kill.step}" for kill in chaos.outcome.kills)
         print(f"seed {plan.seed}, after {made}; the run is in {chaos.root}: {error}")
         raise SystemExit(1) from error
-    print(report(chaos.root, outcome))
+    print(report(outcome))
     shutil.rmtree(folder)
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos_plan import BATCH_GROUPS, NUM_PROMPTS, ROLES, Kill, Outcome
+from tests.helpers.command import json_lines
+
 from ratchet.observability.metrics import read_metrics
 from ratchet.observability.rundir import RunDirectory
-
-NUM_PROMPTS = 26
-BATCH_GROUPS = 4
 
 
 class ViolationError(Exception):
@@ -73,7 +75,20 @@ NOTHING = {
 """What must be found nowhere, of which file, and the question."""
 
 
-def check(root: Path, num_steps: int) -> None:
+def started(run: RunDirectory, name: str) -> list[int]:
+    """Return the process ids of all lives of a role."""
+    lines = json_lines(run.logs / "launcher-0.jsonl")
+    return [e["pid"] for e in lines if e["event"] == "process_started" and e["name"] == name]
+
+
+def died(run: RunDirectory, kills: Sequence[Kill]) -> list[str]:
+    """Return the roles that had more lives than kills, their own and the launcher's, explain."""
+    killed = Counter(kill.name for kill in kills)
+    most = 1 + killed["launcher"]
+    return [name for name in ROLES if len(started(run, name)) > most + killed[name]]
+
+
+def check(root: Path, outcome: Outcome) -> None:
     """Check an ended run.
 
     Raises:
@@ -91,7 +106,10 @@ def check(root: Path, num_steps: int) -> None:
     kept = {int(path.stem) for path in run.payloads.iterdir()}
     if kept != finished:
         problems.append(f"payloads are orphans, or missing: {sorted(kept ^ finished)[:5]}")
+    if others := died(run, outcome.kills):
+        problems.append(f"ended without being killed: {others}")
     steps = [line["step"] for line in read_metrics(run.metrics)]
+    num_steps = outcome.num_steps
     if steps != list(range(1, num_steps + 1)):
         problems.append(f"the lines of metrics are not steps 1 to {num_steps}: {steps}")
     command = [sys.executable, "-m", "ratchet.cli", "audit", str(root)]
