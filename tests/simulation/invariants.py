@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.simulation import batch_marks, counter_checks, evaluation_checks, supervision, trainers
+from tests.simulation.faults import Revive
 from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
@@ -54,6 +55,7 @@ _FENCED = (
     "waited",
     "taken over",
     "has taken the name",
+    "has been replaced",
 )
 """How an older trainer may end: told so, or not heard any more."""
 
@@ -353,7 +355,9 @@ class Watch:
         for name in (REGISTRY, BUFFER):
             end = self._world.ends[name]
             in_order = end.reason == ORDERLY and end.host.system.run_ended is not None
-            fine = in_order or not end.event.is_set()
+            revived = {fault.name for fault in self._plan.faults if isinstance(fault, Revive)}
+            is_down = end.reason == "killed" and name in revived  # and the run did not wait
+            fine = in_order or is_down or not end.event.is_set()
             self._expect(fine, "I7", f"{name} ended: {end.reason}")
         for name, reason in self._world.lost_workers:
             # a worker that cannot reach the registry, or was given up, starts again

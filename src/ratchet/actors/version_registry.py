@@ -98,6 +98,9 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         """In a run that has been trained, wait for whoever trained it to come back."""
         if self._store.newest_term():
             self._vacancy.open()
+        # in their order, which a link does not tell: a zombie may be the last to come back
+        for trainer, incarnation in self._store.holders():
+            self._note_life(trainer, incarnation)
 
     def on_stop(self) -> None:
         """Close the file."""
@@ -111,6 +114,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
                 return self._register(message.role)
             case AcquireTerm():
                 term = self._store.acquire_term(message.trainer, message.incarnation, self._wall())
+                self._note_life(message.trainer, message.incarnation)
                 self.log.info("term_acquired", term=term, trainer=message.trainer)
                 return TermAcquired(term, self._store.records())
             case ReserveVersion():
@@ -268,6 +272,9 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
     ) -> None:
         for role in roles:
             self.system.ref(role.name).tell(event)
+
+    def _note_life(self, trainer: str, incarnation: str) -> None:
+        self.system.book.learn(trainer, "", incarnation)
 
     def _own_address(self) -> str:
         try:

@@ -88,6 +88,11 @@ class VersionStore:
         row = self._sql.execute("SELECT coalesce(max(term), 0) FROM terms").fetchone()
         return cast("Term", row[0])
 
+    def holders(self) -> tuple[tuple[str, str], ...]:
+        """Return (trainer, incarnation) of every term, from the first one on."""
+        rows = self._sql.execute("SELECT trainer, incarnation FROM terms ORDER BY term")
+        return tuple(rows.fetchall())
+
     def term_of(self, incarnation: str) -> Term | None:
         """Return the last term that a life of a trainer has acquired; None if it has none."""
         row = self._sql.execute(

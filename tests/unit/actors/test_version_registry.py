@@ -91,6 +91,26 @@ def test_an_older_term_is_fenced_and_told_both_terms() -> None:
     scenario(body)
 
 
+def test_a_new_life_knows_which_of_two_trainers_is_the_newer() -> None:
+    """A zombie that wakes first would be taken for a restart of the leader, and replace it."""
+
+    async def main() -> None:
+        store = VersionStore.open(None)
+        for incarnation in ("t1", "t2"):
+            store.acquire_term("trainer-0", incarnation, 0.0)
+        system = make_system(remote=RecordedDirectory())
+        ref = VersionRegistry.start(system, "registry", store=store)
+        await ref.ask(DescribeRun(), block=False, timeout=5)
+        assert system.book.is_newest("trainer-0", "t1") is False
+        assert system.book.is_newest("trainer-0", "t2") is True
+        assert system.book.is_newest("trainer-0", "t3") is None
+        await ref.ask(AcquireTerm("trainer-0", "t3"), block=False, timeout=5)
+        assert system.book.is_newest("trainer-0", "t2") is False
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
 def test_lineage_is_told_before_the_commit() -> None:
     async def body(ask: Ask, _others: RecordedDirectory, _: Ref) -> None:
         term = (await ask(AcquireTerm("trainer-0", "t1"))).term
