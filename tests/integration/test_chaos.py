@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sqlite3
 from contextlib import closing
@@ -25,6 +26,10 @@ FAULTS = {
         "ledger",
         "UPDATE groups SET prompt_id = (SELECT prompt_id FROM groups WHERE group_id = 4)"
         " WHERE group_id = 5",
+    ),
+    "an epoch is over, and has not each prompt": (
+        "ledger",
+        "UPDATE groups SET epoch = 1000 WHERE group_id = 3",
     ),
     "not trained on exactly one batch": (
         "ledger",
@@ -64,3 +69,5 @@ def test_a_run_goes_on_whoever_dies_and_a_fault_in_its_files_is_seen(tmp_path: P
             sql.commit()
         with pytest.raises(ViolationError, match=what):
             check(copy, outcome)
+    with pytest.raises(ViolationError, match="ended without being killed"):
+        check(root, dataclasses.replace(outcome, kills=[]))
