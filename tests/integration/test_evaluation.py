@@ -17,7 +17,7 @@ from ratchet.storage.versions import read_versions
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.mark.parametrize("engines", ["shared", "own"])
+@pytest.mark.parametrize("engines", [pytest.param("shared", marks=pytest.mark.soak), "own"])
 def test_each_result_is_of_one_live_version_and_the_last_one_is_that_of_the_export(
     tmp_path: Path, engines: str
 ) -> None:

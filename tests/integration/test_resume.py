@@ -75,6 +75,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on(tmp_path: Path) -> None:
         assert len([1 for of, _ in ends if of == epoch]) == 26
 
 
+@pytest.mark.soak
 def test_what_must_not_change_is_refused_and_what_may_is_told(tmp_path: Path) -> None:
     root = tmp_path / "run"
     with Command(CONFIG, root) as command:

@@ -15,7 +15,14 @@ def trace() -> Trace:
     return Trace(sigma=1.0, num_groups=3000)
 
 
-@pytest.mark.parametrize("name", ["drop, 2 B", "mask, 2 B", "bounded", "windowed FIFO"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "drop, 2 B",
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("mask, 2 B", "windowed FIFO")),
+        "bounded",
+    ],
+)
 def test_a_hard_bound_holds_and_only_waiting_wastes_nothing(name: str, trace: Trace) -> None:
     (policy,) = (each for each in POLICIES if each.name == name)
     row = replay(policy, trace, SETTING)

@@ -27,7 +27,7 @@ def _drifting(method: str, groups_of: Any, sign: int) -> Patches:
     return [(GroupTable, method, counted), (GroupTable, "open_groups", property(open_groups))]
 
 
-@mutant("a batch frees its room when it is taken, and again when it is trained", seed=2)
+@mutant("a batch frees its room when it is taken, and again when it is trained", seed=3)
 def room_freed_twice() -> Patches:
     return _drifting("train", lambda ids, *_: len(ids), -1)
 

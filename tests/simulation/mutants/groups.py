@@ -40,7 +40,7 @@ def credit_lost() -> Patches:
     return [(RolloutActor, "_claim", claim)]
 
 
-@mutant("a late engine is never offered the live version", seed=10, slow=True)
+@mutant("a late engine is never offered the live version", seed=13, slow=True)
 def nobody_catches_up() -> Patches:
     async def sync(self: Any, engine: Any) -> None:
         return
@@ -48,7 +48,7 @@ def nobody_catches_up() -> Patches:
     return [(WeightSync, "_sync", sync)]
 
 
-@mutant("a finish that waits for a version is forgotten", seed=11)
+@mutant("a finish that waits for a version is forgotten", seed=76)
 def parked_finish_forgotten() -> Patches:
     answered = KnownVersions.answered
 
@@ -116,7 +116,7 @@ def surplus_dropped() -> Patches:
     return [(GroupTable, "batch", and_forget)]
 
 
-@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=3)
+@mutant("a prompt comes twice in an epoch (OpenRLHF#1322)", seed=8)
 def prompt_twice() -> Patches:
     following = PromptSource.next
 

@@ -11,7 +11,7 @@ from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
 
 from ratchet.actors.role import TRAINER
-from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.weight_loads import WeightLoads
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.lane import Lane
 from ratchet.transport.mailbox.limits import Limits
@@ -39,12 +39,12 @@ def acknowledged_before_delivery() -> Patches:
     return [(Session, "receive", late), (Session, "resume", forget), (Session, "end", begin)]
 
 
-@mutant("after a reconnect nothing is sent again", seed=49)
+@mutant("after a reconnect nothing is sent again", seed=52)
 def resend_forgotten() -> Patches:
     return [(Lane, "rewind", lambda self: None)]
 
 
-@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=2)
+@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=11)
 def gap_ignored() -> Patches:
     known = Lane._known
 
@@ -55,7 +55,7 @@ def gap_ignored() -> Patches:
     return [*resend_forgotten(), (Lane, "_known", jump)]
 
 
-@mutant("after a reconnect all is sent again, and delivered twice", seed=2)
+@mutant("after a reconnect all is sent again, and delivered twice", seed=4)
 def duplicates_delivered() -> Patches:
     resume = Session.resume
 
@@ -141,7 +141,7 @@ def ask_without_a_deadline() -> Patches:
     return [(Calls, "_set_timer", lambda self, at: None)]
 
 
-@mutant("asks of a dead process are not ended (trl#5751)", seed=73, slow=True)
+@mutant("asks of a dead process are not ended (trl#5751)", seed=3, slow=True)
 def death_ends_no_ask() -> Patches:
     return [(Calls, "end_all", lambda self, receiver, error: None)]
 
@@ -156,10 +156,10 @@ def death_ends_no_ask() -> Patches:
     ),
 )
 def loads_of_any_life() -> Patches:
-    load = RolloutActor._load_weights
+    begin = WeightLoads.begin
 
     def unfenced(self: Any, message: Any) -> Any:
-        meant_for = self.role.incarnation
-        return load(self, msgspec.structs.replace(message, incarnation=meant_for))
+        meant_for = self._role.incarnation
+        return begin(self, msgspec.structs.replace(message, incarnation=meant_for))
 
-    return [(RolloutActor, "_load_weights", unfenced)]
+    return [(WeightLoads, "begin", unfenced)]

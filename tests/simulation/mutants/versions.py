@@ -38,7 +38,7 @@ def judged_by_the_last_announced() -> Patches:
     return [(Judging, "purge", purge), (BufferActor, "_version_updated", version_updated)]
 
 
-@mutant("staleness by the difference of version numbers (miles#2244)", seed=97)
+@mutant("staleness by the difference of version numbers (miles#2244)", seed=28)
 def difference_of_numbers() -> Patches:
     def staleness(self: Any, version: int, position: Position) -> int:
         return position.version - version + position.step - self.step(position.version)
@@ -46,7 +46,7 @@ def difference_of_numbers() -> Patches:
     return [(Lineage, "staleness", staleness)]
 
 
-@mutant("a burnt number is used again", seed=3)
+@mutant("a burnt number is used again", seed=13)
 def number_used_again() -> Patches:
     def burn(self: Any, version: int, reason: str, now: float) -> None:
         self._sql.execute("DELETE FROM versions WHERE version = ?", (version,))
@@ -108,7 +108,7 @@ def prompts_before_weights() -> Patches:
     return [(RolloutActor, "_start", early)]
 
 
-@mutant("the version is read after the await (AReaL#1569)", seed=8, fake=True)
+@mutant("the version is read after the await (AReaL#1569)", seed=4, fake=True)
 def version_read_after_the_await() -> Patches:
     generate = FakeEngine.generate
 
@@ -131,7 +131,7 @@ def engine_takes_any_term() -> Patches:
     return [(WeightLoads, "begin", unfenced)]
 
 
-@mutant("an older trainer is given batches (miles#2244)", seed=22)
+@mutant("an older trainer is given batches (miles#2244)", seed=56)
 def buffer_serves_any_term() -> Patches:
     take = BufferActor._take_request
 
@@ -159,7 +159,7 @@ def own_counter() -> Patches:
     return [(VersionStore, "reserve", reserve)]
 
 
-@mutant("a publish aborts the generations in flight (miles#2372)", seed=122, fake=True)
+@mutant("a publish aborts the generations in flight (miles#2372)", seed=430, fake=True)
 def publish_aborts() -> Patches:
     pause = FakeEngine.pause
 

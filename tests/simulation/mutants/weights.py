@@ -148,7 +148,7 @@ class _Greedy:
         return _Any(value) if name == "has" else value
 
 
-@mutant("a bucket that came before the break is taken again", seed=3)
+@mutant("a bucket that came before the break is taken again", seed=29)
 def bucket_taken_twice() -> Patches:
     receive_round = receiver.receive_round
 
@@ -158,7 +158,7 @@ def bucket_taken_twice() -> Patches:
     return [(receiver, "receive_round", greedy)]
 
 
-@mutant("after a break the slowest engine's buckets are skipped", seed=3)
+@mutant("after a break the slowest engine's buckets are skipped", seed=29)
 def bucket_skipped() -> Patches:
     enter = Lane._enter
     serve = Lane._serve
@@ -190,7 +190,7 @@ def lost_engine_holds() -> Patches:
     return [(transfer, "_judge", kindly)]
 
 
-@mutant("a step changes the weights while they are read", seed=171)
+@mutant("a step changes the weights while they are read", seed=417)
 def weights_change_while_they_are_read() -> Patches:
     @asynccontextmanager
     async def at_once(self: Any) -> Any:
