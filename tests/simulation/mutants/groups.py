@@ -24,7 +24,7 @@ from ratchet.messages import ClaimPrompts
 from ratchet.transport.mailbox.limits import Limits
 
 
-@mutant("a lease never ends (SkyRL#1173)", seed=10)
+@mutant("a lease never ends (SkyRL#1173)", seed=40)
 def lease_never_ends() -> Patches:
     return [(BufferActor, "_arm_leases", lambda self: None)]
 
