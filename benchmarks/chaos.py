@@ -23,6 +23,11 @@ printed with the seed, and the directory stays. Prints:
   before its line included;
 * per target: kills, those that came before the moment was over, and seconds from a kill to the
   next step that stayed, which may have been in hand then, and to the one after it, which was not.
+
+Seen on 2 cores, load 3 to 6, steps of 0.1 s, nothing lost or doubled in what ended: 30 kills of all
+targets; 46 of registry, buffer and rollouts; 100 of rollouts; 18 of trainers (one per ten steps, a
+checkpoint each step): 97% of the lines, 89 to 92% of the batches. With seed 9, `--every 2 --roles
+registry registry-commit buffer`, the trainer stood still for 58 s after a kill of the buffer.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +65,7 @@ class Chaos:
         self.plan, self.root, self.run = plan, root, RunDirectory(root)
         self.outcome = Outcome()
         self._metrics = MetricsReader(self.run.metrics)
-        self._step_s = 0.3
+        self._step_s: deque[float] = deque([0.3], maxlen=9)
         self._output = root.with_suffix(".out")
         self._sockets = root.with_suffix(".tmp")  # a launcher that is killed leaves its own
         self._dead: set[int] = set()
@@ -107,7 +113,7 @@ class Chaos:
         now = time.monotonic()
         for line in self._metrics.new():
             self.outcome.stayed[line["step"]] = now
-            self._step_s = line["step_s"]
+            self._step_s.append(line["step_s"])
             self._last = line["step"], now
         if now - self._last[1] > self.plan.patience_s:
             raise ViolationError(f"no step after {self._last[0]} for {self.plan.patience_s} s")
@@ -129,7 +135,7 @@ class Chaos:
         victim = self._until(lambda: self._living(name))
         is_moment = self._moments.get(when)
         if is_moment is None:
-            time.sleep(moment * self._step_s)
+            time.sleep(moment * statistics.median(self._step_s))
         else:
             self._until(is_moment, 0.001)
         family = psutil.Process(victim).children(recursive=True) if kind == "launcher" else []
