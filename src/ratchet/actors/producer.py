@@ -156,7 +156,7 @@ class ProducerActor(RoleActor[_Inbox]):
             case RoleJoined():
                 self.learn(message.role)
                 if message.role.name == BUFFER:
-                    self._claim()  # a new life of the buffer knows nothing of our credit
+                    self.buffer_joined()
             case Down():
                 self.down(message)
             case RunEnded():
@@ -221,6 +221,10 @@ class ProducerActor(RoleActor[_Inbox]):
             version = max(self._known) if self._newest is None else self._newest
             message = ClaimPrompts(self.name, self.role.incarnation, self._credit, version, buffer)
             self.system.ref(BUFFER).tell(message)
+
+    def say_again(self) -> None:
+        """A new life of the buffer knows nothing of our credit."""
+        self._claim()
 
     def _count_for(self, buffer: str) -> None:
         """Begin a new count for another life of the buffer: it issues again what is here."""

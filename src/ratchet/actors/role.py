@@ -94,9 +94,22 @@ class RoleActor(Actor[M]):
                 self.log.warning("registry_lost", reason=message.reason)
                 self.spawn(self._register(), name="register-again")
             return
+        if message.name == BUFFER:
+            self.say_again()
         role = self._missed.pop(message.name, None)
         if role is not None and self._others.get(role.name) == role:
             self.actor_ref.tell(RoleLeft(role, message.reason))
+
+    def buffer_joined(self) -> None:
+        """Tell a new life of the buffer what it has to know, and once more when the link to the
+        life before ends: the registry's word of it may be here first, and what was said in between
+        is lost.
+        """
+        self.system.ref(BUFFER).watch(self.actor_ref)
+        self.say_again()
+
+    def say_again(self) -> None:
+        """Tell the buffer what it has to know."""
 
     def learn(self, *roles: RoleInfo) -> None:
         """Note who is there, and where. If that ends a life of which nobody has told that it has

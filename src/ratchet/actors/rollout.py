@@ -187,7 +187,7 @@ class RolloutActor(RoleActor[_Inbox]):
             case RoleJoined():
                 self.learn(message.role)
                 if message.role.name == BUFFER:
-                    self._claim()  # a new life of the buffer knows nothing of our credit
+                    self.buffer_joined()
             case RoleRegistered():
                 self._claim()
             case RoleLeft():
@@ -209,6 +209,10 @@ class RolloutActor(RoleActor[_Inbox]):
         """If not, `EngineReady` follows a load and an evaluation, and `Rested` the rest."""
         may = not self._rests and not self._evaluations.running and self.role.kind != "evaluator"
         return may and self._engine.version is not None
+
+    def say_again(self) -> None:
+        """A new life of the buffer knows nothing of our credit."""
+        self._claim()
 
     def _claim(self) -> None:
         version, buffer = self._engine.version, self.life_of(BUFFER)

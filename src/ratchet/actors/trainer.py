@@ -304,7 +304,11 @@ class TrainerActor(RoleActor[_Inbox]):
         elif role.kind == "evaluator":
             self._evaluations.joined(role)
         elif role.name == BUFFER:
-            self._requests.repeat()  # a new life of the buffer has not heard of our request
+            self.buffer_joined()
+
+    def say_again(self) -> None:
+        """A new life of the buffer has not heard of our request."""
+        self._requests.repeat()
 
     def _summarise(self, status: str, reason: str | None, **evaluations: Evaluation | None) -> None:
         self._output.summary(

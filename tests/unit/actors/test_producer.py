@@ -17,6 +17,7 @@ from ratchet.errors import AskTimeout, VersionError
 from ratchet.messages import (
     ClaimPrompts,
     DescribeLineage,
+    Down,
     GroupFailed,
     GroupFinished,
     LineageDescribed,
@@ -94,6 +95,9 @@ def test_a_prompt_is_claimed_when_it_is_asked_for() -> None:
         world.ref.tell(RoleJoined(RoleInfo("buffer", "buffer", "b2")))
         await settle()
         assert world.credits[-2:] == [3, 1]  # for a new life of the buffer the count begins anew
+        world.ref.tell(Down("buffer", "buffer has restarted"))  # what was said before went to it
+        await settle()
+        assert world.credits[-3:] == [3, 1, 1]
         world.issue(9)  # of the old one: the new one issues it again
         await settle()
         (refused,) = world.log.named("claim_from_another_life")

@@ -28,6 +28,7 @@ from ratchet.errors import (
 from ratchet.messages import (
     AbortLoad,
     ClaimPrompts,
+    Down,
     EvaluatePolicy,
     GroupFailed,
     GroupFinished,
@@ -208,6 +209,10 @@ def test_a_new_life_of_the_buffer_is_told_the_credit_again() -> None:
         assert world.credit == [SLOTS]
         await world.tell(RoleJoined(RoleInfo("buffer", "buffer", "b2")))
         assert world.credit == [SLOTS, SLOTS]
+        # its own link is later than the news of it: what was said meanwhile went to the old life
+        assert world.others.ref("buffer").watchers
+        await world.tell(Down("buffer", "buffer has restarted"))
+        assert world.credit == [SLOTS, SLOTS, SLOTS]
 
     scenario(body)
 

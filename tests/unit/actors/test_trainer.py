@@ -22,6 +22,7 @@ from ratchet.messages import (
     BatchReady,
     BurnVersion,
     CommitVersion,
+    Down,
     EvaluatePolicy,
     LoadWeights,
     Message,
@@ -613,6 +614,10 @@ def test_a_new_life_of_the_buffer_is_asked_again() -> None:
         await world.until_request(1)
         await world.tell(RoleJoined(RoleInfo("buffer", "buffer", "b2")))
         assert world.requests == [(0, 0), (0, 0)]
+        # its own link is later than the news of it: what was said meanwhile went to the old life
+        assert world.buffer.watchers
+        await world.tell(Down("buffer", "buffer has restarted"))
+        assert world.requests == [(0, 0)] * 3
 
     scenario(body)
 
