@@ -98,9 +98,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         """In a run that has been trained, wait for whoever trained it to come back."""
         if self._store.newest_term():
             self._vacancy.open()
-        # in their order, which a link does not tell: a zombie may be the last to come back
-        for trainer, incarnation in self._store.holders():
-            self._note_life(trainer, incarnation)
+        self._supersede()
 
     def on_stop(self) -> None:
         """Close the file."""
@@ -114,7 +112,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
                 return self._register(message.role)
             case AcquireTerm():
                 term = self._store.acquire_term(message.trainer, message.incarnation, self._wall())
-                self._note_life(message.trainer, message.incarnation)
+                self._supersede()
                 self.log.info("term_acquired", term=term, trainer=message.trainer)
                 return TermAcquired(term, self._store.records())
             case ReserveVersion():
@@ -273,8 +271,15 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         for role in roles:
             self.system.ref(role.name).tell(event)
 
-    def _note_life(self, trainer: str, incarnation: str) -> None:
-        self.system.book.learn(trainer, "", incarnation)
+    def _supersede(self) -> None:
+        """Let no trainer back in whose term another of its name has followed: links do not tell who
+        was first, once this process is another.
+        """
+        holders = self._store.holders()
+        newest = dict(holders)
+        for trainer, incarnation in holders:
+            if newest[trainer] != incarnation:
+                self.system.book.supersede(trainer, incarnation)
 
     def _own_address(self) -> str:
         try:

@@ -102,8 +102,7 @@ def test_a_new_life_knows_which_of_two_trainers_is_the_newer() -> None:
         ref = VersionRegistry.start(system, "registry", store=store)
         await ref.ask(DescribeRun(), block=False, timeout=5)
         assert system.book.is_newest("trainer-0", "t1") is False
-        assert system.book.is_newest("trainer-0", "t2") is True
-        assert system.book.is_newest("trainer-0", "t3") is None
+        assert system.book.is_newest("trainer-0", "t2") is None  # it may be followed by a third
         await ref.ask(AcquireTerm("trainer-0", "t3"), block=False, timeout=5)
         assert system.book.is_newest("trainer-0", "t2") is False
         await ref.stop(block=False)

@@ -22,6 +22,7 @@ class AddressBook:
         self._known = dict(known or {})
         self._lives: dict[str, deque[str]] = {}
         """incarnations of each name as the registry has told of them, the newest last"""
+        self._superseded: set[tuple[str, str]] = set()
 
     def learn(self, name: str, address: str, incarnation: str | None = None) -> None:
         """Note where a name listens now, and in which life; an empty address says that it cannot be
@@ -38,6 +39,10 @@ class AddressBook:
                 lives.remove(incarnation)
             lives.append(incarnation)
 
+    def supersede(self, name: str, incarnation: str) -> None:
+        """Note a life of a name that a later one has followed; a registry has that on its disk."""
+        self._superseded.add((name, incarnation))
+
     def is_newest(self, name: str, incarnation: str) -> bool | None:
         """Whether this life of a name is the last one that the registry has told of; None for one
         that it has not told of.
@@ -45,6 +50,8 @@ class AddressBook:
         Two processes of one name may reach each node in another order. The registry's order is the
         same for all.
         """
+        if (name, incarnation) in self._superseded:
+            return False
         lives = self._lives.get(name)
         if lives is None or incarnation not in lives:
             return None
