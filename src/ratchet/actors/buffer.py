@@ -178,6 +178,7 @@ class BufferActor(RoleActor[_Inbox]):
                 self._role_left(message.role)
             case RoleJoined():
                 self.learn(message.role)
+                self._issuing.credits.reopen(message.role.name, message.role.incarnation)
             case RunEnded():
                 self.run_ended(message)
             case CheckLeases():

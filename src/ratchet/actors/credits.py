@@ -37,7 +37,7 @@ class Credits:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._closed: set[tuple[str, str]] = set()
+        self._closed: dict[tuple[str, str], _Account | None] = {}
         self._numbers = itertools.count()
         self._num_at: Counter[PolicyVersion] = Counter()  # accounts of each version
         # by version: (-free, number, worker) of each account with some left, and what was once true
@@ -96,11 +96,21 @@ class Credits:
         return account if account is not None and account.incarnation == incarnation else None
 
     def close(self, worker: str, incarnation: str) -> None:
-        """Forget a worker that has left, unless a newer incarnation is there."""
-        self._closed.add((worker, incarnation))
+        """Serve a worker no more that has left; a newer incarnation is another one."""
         account = self._of(worker, incarnation)
+        self._closed.setdefault((worker, incarnation), account)
         if account is not None:
             self._forget(worker, account)
+
+    def reopen(self, worker: str, incarnation: str) -> None:
+        """Serve it again where it has not left after all: where it was silent, and the registry
+        that gave it up has started again. What it was handed counts on, as it counts it.
+        """
+        account = self._closed.pop((worker, incarnation), None)
+        if account is not None and worker not in self._accounts:
+            self._accounts[worker] = account
+            self._num_at[account.version] += 1
+            self._queue(worker, account)
 
     def take(self, version: PolicyVersion = 0) -> tuple[str, str] | None:
         """Use one credit of the worker of a version that has the most left; return (worker,

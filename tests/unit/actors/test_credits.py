@@ -22,6 +22,28 @@ def test_a_total_may_be_repeated_lost_and_reordered() -> None:
     assert take_all(credits) == [("r0", "a")] * 3
 
 
+def test_a_worker_that_has_not_left_after_all_goes_on_with_its_count() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 3)
+    assert credits.take() == ("r0", "a")
+    credits.close("r0", "a")
+    credits.grant("r0", "a", 4)
+    assert take_all(credits) == []
+    credits.reopen("r0", "a")
+    assert take_all(credits) == [("r0", "a")] * 2
+    credits.grant("r0", "a", 4)
+    assert take_all(credits) == [("r0", "a")]
+
+
+def test_a_worker_that_a_newer_life_has_replaced_stays_closed() -> None:
+    credits = Credits()
+    credits.grant("r0", "a", 3)
+    credits.close("r0", "a")
+    credits.grant("r0", "b", 1)
+    credits.reopen("r0", "a")
+    assert take_all(credits) == [("r0", "b")]
+
+
 def test_the_worker_with_most_room_is_served_first() -> None:
     credits = Credits()
     credits.grant("r0", "a", 1)
