@@ -31,6 +31,7 @@ from ratchet.messages import (
     RoleJoined,
     RoleRegistered,
 )
+from ratchet.transport.mailbox.base import Recipient
 from ratchet.types import Assignment, Prompt, RoleInfo
 
 BUFFER = RoleInfo("buffer", "buffer", "b1")
@@ -112,6 +113,9 @@ class FewLinesOfBuffer:
         self._ended = True
         self.done = asyncio.Event()
         self.ref: LocalRef
+
+    def watch(self, watcher: Recipient) -> None:
+        """It does not end."""
 
     def tell(self, message: Message) -> None:
         """Take a claim or a finish."""
