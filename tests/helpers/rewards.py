@@ -95,7 +95,7 @@ def _leak(_: str) -> float:
 
 
 def _scribble(_: str) -> float:
-    for fd in range(3, 64):
+    for fd in range(3, 4096):
         try:
             os.write(fd, b"\x04\x00\x00\x00junk")
         except OSError:  # not open, or not for writing

@@ -108,7 +108,8 @@ def test_nothing_outlives_the_launcher_not_even_what_a_reward_has_started(
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["registry", pytest.param("buffer", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["registry", "buffer"])
 def test_a_role_that_dies_for_good_ends_the_run_with_the_first_cause(
     tmp_path: Path, name: str
 ) -> None:

@@ -12,7 +12,7 @@ from tests.helpers.command import Command, kill
 from tests.helpers.config import small_config
 from tests.helpers.ledgers import each_prompt_counts_once, versions_go_forward
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
 
 NUM_STEPS = 16
 CONFIG = small_config(

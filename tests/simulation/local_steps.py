@@ -173,7 +173,8 @@ _CONSTANT = {
     *("_ledger", "_source", "_wall", "_store", "_run_name", "_started"),
     *("_verdicts", "_max_reissues", "_log", "_admission", "_policy", "_size", "_lease_s"),
     *("_max_staleness", "groups"),
-    "_vacancy",  # follows from the roles that are there
+    # what follows from the roles that are there, what is only counted, and a clock
+    *("_vacancy", "_counts", "_window", "_now"),
 }
 """Attributes of a registry or a buffer that do not change, or are looked at elsewhere."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from tests.simulation.faults import Cut, Freeze, Kill, Silence, TakeOver
@@ -17,6 +17,19 @@ from ratchet.transport.mailbox.lane import Lane
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.session import Session
+
+
+_HELD_BACK: Final = ordinary(
+    *[
+        fault
+        for at in (20.0, 24.0, 28.0, 32.0)
+        for fault in (Silence(at, TRAINER, 2.0, "out"), Cut(at + 1.9, TRAINER))
+    ],
+    delays=Delays(step_s=0.1, token_s=0.1),
+    limits=Limits(dead_s=40.0),
+    trainer={"num_steps": 40},
+)
+"""what the trainer sent is held back, and lost with its connection"""
 
 
 @mutant("what has arrived is acknowledged before it is delivered", seed=2)
@@ -39,7 +52,7 @@ def acknowledged_before_delivery() -> Patches:
     return [(Session, "receive", late), (Session, "resume", forget), (Session, "end", begin)]
 
 
-@mutant("after a reconnect nothing is sent again", seed=52)
+@mutant("after a reconnect nothing is sent again", world=_HELD_BACK)
 def resend_forgotten() -> Patches:
     return [(Lane, "rewind", lambda self: None)]
 
@@ -69,19 +82,7 @@ def duplicates_delivered() -> Patches:
     return [(Session, "resume", from_the_start), (Lane, "on_data", on_data)]
 
 
-@mutant(
-    "an ack is taken for more than it says",
-    world=ordinary(  # what is held back is lost with its connection
-        *[
-            fault
-            for at in (20.0, 24.0, 28.0, 32.0)
-            for fault in (Silence(at, TRAINER, 2.0, "out"), Cut(at + 1.9, TRAINER))
-        ],
-        delays=Delays(step_s=0.1, token_s=0.1),
-        limits=Limits(dead_s=40.0),
-        trainer={"num_steps": 40},
-    ),
-)
+@mutant("an ack is taken for more than it says", world=_HELD_BACK)
 def acks_too_much() -> Patches:
     on_ack = Lane.on_ack
 
