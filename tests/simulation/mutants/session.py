@@ -18,7 +18,6 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.session import Session
 
-
 _HELD_BACK: Final = ordinary(
     *[
         fault
