@@ -128,6 +128,8 @@ class BufferActor(RoleActor[_Inbox]):
         )
         self._lease_timer = False
         self._flush_timer = False
+        self._early: list[RequestBatch] | None = []
+        """of trainers that asked before the registry has said which terms there are"""
 
     def on_stop(self) -> None:
         """Make the ledger durable."""
@@ -156,6 +158,8 @@ class BufferActor(RoleActor[_Inbox]):
                 self._finish(message)
             case GroupFailed():
                 self._fail(message)
+            case RequestBatch() if self._early is not None:
+                self._early.append(message)
             case RequestBatch():
                 self._take_request(message)
             case StepTrained():
@@ -171,6 +175,9 @@ class BufferActor(RoleActor[_Inbox]):
                 self._batches.heard_of(message.versions)
                 for record in message.versions:
                     self._issuing.published(record)
+                early, self._early = self._early or [], None
+                for request in early:
+                    self._take_request(request)
             case LineageLearned():
                 for finish in self._known.answered(message.asked, message.versions):
                     self._finish(finish)
