@@ -529,6 +529,25 @@ def test_an_older_trainer_is_fenced_and_a_newer_one_takes_over() -> None:
     scenario(body)
 
 
+def test_a_request_waits_for_the_registrys_word_on_the_terms_there_are() -> None:
+    """Or a new life of the buffer would settle a zombie's, and take back what the leader trained."""
+
+    async def main() -> None:
+        world = World()
+        world.records = [VersionRecord(0, 3, 0, None, "live")]
+        for term in (1, 3):  # before anything else
+            world.ref.tell(RequestBatch(f"trainer-{term}", term, 0, 0, None, "b1"))
+        await world.settle()
+        assert [e["term"] for e in world.system.log.named("request_fenced")] == [1]
+        for assignment in await world.claim(2):
+            await world.finish(assignment)
+        assert len(world.others.ref("trainer-3").of(BatchReady)) == 1
+        assert world.others.ref("trainer-1").told == []
+        await world.ref.stop(block=False)
+
+    run_virtual(main())
+
+
 def test_an_older_trainer_is_fenced_between_two_batches_too() -> None:
     async def body(world: World) -> None:
         assignments = await world.claim(4)
