@@ -530,7 +530,7 @@ def test_an_older_trainer_is_fenced_and_a_newer_one_takes_over() -> None:
 
 
 def test_a_request_waits_for_the_registrys_word_on_the_terms_there_are() -> None:
-    """Or a new life of the buffer would settle a zombie's, and take back what the leader trained."""
+    """A new life of the buffer would settle a zombie's, and take back what the leader trained."""
 
     async def main() -> None:
         world = World()
