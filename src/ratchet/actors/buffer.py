@@ -158,8 +158,6 @@ class BufferActor(RoleActor[_Inbox]):
                 self._finish(message)
             case GroupFailed():
                 self._fail(message)
-            case RequestBatch() if self._early is not None:
-                self._early.append(message)
             case RequestBatch():
                 self._take_request(message)
             case StepTrained():
@@ -171,13 +169,7 @@ class BufferActor(RoleActor[_Inbox]):
             case Down():
                 self.down(message)
             case RoleRegistered():
-                self._known.learn(message.versions)
-                self._batches.heard_of(message.versions)
-                for record in message.versions:
-                    self._issuing.published(record)
-                early, self._early = self._early or [], None
-                for request in early:
-                    self._take_request(request)
+                self._registered(message)
             case LineageLearned():
                 for finish in self._known.answered(message.asked, message.versions):
                     self._finish(finish)
@@ -302,9 +294,21 @@ class BufferActor(RoleActor[_Inbox]):
 
     # --- batch
 
+    def _registered(self, message: RoleRegistered) -> None:
+        self._known.learn(message.versions)
+        self._batches.heard_of(message.versions)
+        for record in message.versions:
+            self._issuing.published(record)
+        early, self._early = self._early or [], None
+        for request in early:
+            self._take_request(request)
+
     def _take_request(self, message: RequestBatch) -> None:
         if message.buffer != self.role.incarnation:
             return  # its trainer would still take the batch of another life
+        if self._early is not None:
+            self._early.append(message)
+            return
         ready = self._batches.take(message)
         if ready is not None:
             self.system.ref(message.trainer).tell(ready)
