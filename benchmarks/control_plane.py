@@ -14,33 +14,28 @@ the ledger on a file).
 A batch is half of what is in flight, as it has to be to keep the engines busy: versions per group
 fall as engines rise, and what a version costs (a message to each engine) stays the same per group.
 
-Measured on two cores under a load of 12 (tests, simulations and weight benchmarks of others), one
-round in a process per table, the processes beside each other. us of CPU, ledger and versions on
-files:
+Measured on two quiet cores (load 1, niceness -10), one round. us of CPU, with ledger and versions in
+memory, and on files:
 
-    engines    groups   per group   of 10's   per join   per leave
-         10    10,000         139      1.00        261         204
-        100    20,000         125      0.90        112         149
-      1,000   100,000         124      0.89         45         208
-     10,000   100,000         194      1.40         49         183
+                          in memory                          on files
+    engines    groups     per group  of 10's   join  leave   per group  of 10's   join  leave
+         10    10,000          86.8     1.00    117    161       108.1     1.00    194    167
+        100    20,000          76.2     0.89     50    126        89.4     0.82     64    128
+      1,000   100,000          80.8     0.94     43    128        88.9     0.82     50    132
+     10,000   100,000          96.7     1.10     42    132       105.0     0.93     51    135
 
-In memory: 102, 119, 112 and 151 us per group. What grew, found later by sampling the process with
-perf and by timing each collection (gc.callbacks), 10 engines beside 10,000:
+It was 1.41 and 1.26 at 10,000 engines (80.4 and 114.0 us in memory, 102.8 and 131.0 on files). What
+grew, found by sampling the process with perf and by timing each collection (gc.callbacks), at 10
+engines beside 10,000, on a loaded machine:
 
 * The garbage collector, 0.3 and 11 to 12 us per group: with 80,000 groups open all that a group is
-  made of outlives two generations, and each full collection walks through it. An earlier note here
-  said that it was none of it, which is no longer so or never was. Groups and their entries are
-  `gc=False` since, and the fakes here hold atoms: 0.1 and 1.3 us.
+  made of outlives two generations, and each full collection walks through it. Groups and their
+  entries are `gc=False` since, and the fakes here hold atoms: 0.1 and 1.3 us.
 * SQLite, two indexes that each transition changed (states of groups, events by group), in trees as
   large as what is open: the ledger alone took 40 and 57 us per group with 80 and 80,000 groups open
   on a file. Without them, and with batches in the order of the table, 22 and 34.
 * The rest has no one place: lookups in dicts, comparisons and copies that miss the caches (1 to 3
   us each, in `_Py_dict_lookup`, `PyObject_RichCompare`, `memmove`, and in the ledger's table).
-
-With both changes, one process, under a load of 6 to 9, in memory: 104 and 123 us per group at 10
-and 10,000 engines, then 110 and 114, then 110 and 122: 1.18, 1.04 and 1.11. On files: 149 and 129.
-In the same minutes the code before took 98 and 136, 111 and 140, 100 and 144: 1.39, 1.26 and 1.43.
-The table above is from before and to be measured again on a quiet machine.
 
 Memory at the peak, measured earlier: 1019, 877 and 780 bytes per open group for 100, 1,000 and
 10,000 engines (800, 8,000 and 80,000 groups open).
