@@ -14,8 +14,8 @@ the ledger on a file).
 A batch is half of what is in flight, as it has to be to keep the engines busy: versions per group
 fall as engines rise, and what a version costs (a message to each engine) stays the same per group.
 
-Measured on two quiet cores (load 1, niceness -10), one round. us of CPU, with ledger and versions in
-memory, and on files:
+Measured on two quiet cores (load 1, niceness -10), one round. us of CPU, with ledger and versions
+in memory, and on files:
 
                           in memory                          on files
     engines    groups     per group  of 10's   join  leave   per group  of 10's   join  leave

@@ -68,9 +68,9 @@ tensors were sent in place, and after:
     shared, copied          30 %        32 %         25 %    33 %  0.25 (0.05)  0.25 (0.06)
 
 What is met: the pause of an engine that adopts (2 to 3 % of 15), and the memory (the trainer's was
-128 MiB beside the model, and is none). What is not: 90 % of the bare loop with one receiver, 50 % of
-a copy reliably, and 15 % for an engine that copies: its pause (25 to 41 %) is writing and reading
-back all of the weights, 0.07 s, whatever the wire does.
+128 MiB beside the model, and is none). What is not: 90 % of the bare loop with one receiver, 50 %
+of a copy reliably, and 15 % for an engine that copies: its pause (25 to 41 %) is writing and
+reading back all of the weights, 0.07 s, whatever the wire does.
 """
 
 from __future__ import annotations
