@@ -96,6 +96,8 @@ class Publisher:
         self._base: PolicyVersion | None = None
         self._offer: _Offer | None = None
         """the weights in hand"""
+        self._reserving = False
+        """they have changed, and have no number yet"""
         self._decided = asyncio.Event()  # the weights in hand are live, or their number is burnt
         self._weights = RightOfWay()  # to change the weights, and to read them
         self._sending = self._weights if snapshot is None else RightOfWay()
@@ -154,9 +156,11 @@ class Publisher:
         self.holders = {}
         self._decided.clear()
         parent = self._base if self.version is None else self.version
+        self._reserving = True
         reserved: VersionReserved = await self._ask_registry(
             ReserveVersion(self.term, step, parent)
         )
+        self._reserving = False
         self.lineage.add(reserved.version, step, parent)
         self._offer = _Offer(reserved.version, step, reserved.rollouts)
 
@@ -233,7 +237,7 @@ class Publisher:
             nobody = "every engine evaluates" if offered else "no engine is alive"
             reason = "; ".join(done.failed.values()) or nobody
             await self._ask_registry(BurnVersion(self.term, version, reason))
-        if offer is self._offer:  # else a step was taken meanwhile: these are not in hand any more
+        if offer is self._offer and not self._reserving:  # else a step was taken meanwhile
             if done.loaded:
                 self.live = version
                 self.holders = {engine.name: engine for engine in done.loaded}
