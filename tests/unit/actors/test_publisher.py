@@ -120,6 +120,8 @@ class World:
         self.log = RecordingLog()
         self.rollouts: tuple[RoleInfo, ...] = (E0, E1)
         self.next = 0
+        self.reserve_s = 0.0
+        """how long the registry takes for a number"""
         self.newest_term = TERM
         self.engines: dict[str, Callable[[int], WeightsLoaded]] = {}
         ends: Any = {
@@ -147,6 +149,7 @@ class World:
         if message.term < self.newest_term:
             raise StaleTerm(f"term {message.term} is fenced by term {self.newest_term}")
         if isinstance(message, ReserveVersion):
+            await asyncio.sleep(self.reserve_s)
             version, self.next = self.next, self.next + 1
             self.events.append(("reserve", version, message.step, message.parent))
             return VersionReserved(version, self.rollouts)
@@ -645,6 +648,22 @@ def test_with_a_snapshot_a_step_waits_for_the_copy_alone() -> None:
         await world.publisher.transfer()
         assert world.publisher.live == 1
         assert world.of("commit") == [(0, digest(0)), (1, digest(1))]
+
+    scenario(body, snapshot=True)
+
+
+def test_a_commit_that_comes_while_the_next_number_is_asked_for_is_of_old_weights() -> None:
+    async def body(world: World) -> None:
+        await world.step(0)
+        transfer = asyncio.ensure_future(world.publisher.transfer())
+        await asyncio.sleep(COPY_S)
+        world.reserve_s = 1000.0  # the commit of 0 falls into it
+        await world.step(1)
+        await transfer
+        assert world.of("commit") == [(0, digest(0))]
+        assert world.publisher.version == 1
+        assert world.publisher.live is None
+        assert world.publisher.holders == {}
 
     scenario(body, snapshot=True)
 
