@@ -39,6 +39,7 @@ def test_own_reward(tmp_path: Path) -> None:
     assert lines[-1].startswith("finished after 40 steps")
 
 
+@pytest.mark.soak
 def test_own_buffer(tmp_path: Path) -> None:
     lines = run_example("own_buffer.py", tmp_path / "run", 20)
     spreads = [float(line.split()[-1]) for line in lines[:-1]]

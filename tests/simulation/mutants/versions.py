@@ -38,7 +38,7 @@ def judged_by_the_last_announced() -> Patches:
     return [(Judging, "purge", purge), (BufferActor, "_version_updated", version_updated)]
 
 
-@mutant("staleness by the difference of version numbers (miles#2244)", seed=25)
+@mutant("staleness by the difference of version numbers (miles#2244)", seed=25, slow=True)
 def difference_of_numbers() -> Patches:
     def staleness(self: Any, version: int, position: Position) -> int:
         return position.version - version + position.step - self.step(position.version)
