@@ -47,6 +47,19 @@ def check_choice(field: str, choice: str, known: Collection[str]) -> None:
         raise ConfigError(msg)
 
 
+def import_for(field: str, reference: str) -> object:
+    """Return the object that a configuration field names, as "module:object".
+
+    Raises:
+        ConfigError: if it does not import; the text begins with the field.
+    """
+    try:
+        return import_object(reference)
+    except ConfigError as error:
+        msg = f"{field}: {error}"
+        raise ConfigError(msg) from error
+
+
 def import_object(reference: str) -> object:
     """Return the object that "module:object" or "path/to/file.py:object" names.
 

@@ -19,7 +19,7 @@ from typing import Final, NoReturn, ParamSpec, Protocol, TypeVar
 
 from ratchet.config import BufferConfig
 from ratchet.errors import ConfigError, RunFailed
-from ratchet.imports import import_object
+from ratchet.imports import import_for
 from ratchet.types import RolloutGroup
 
 P = ParamSpec("P")
@@ -166,11 +166,7 @@ class Policy:
 
 def _make(reference: str) -> BufferPolicy:
     field = "buffer.custom"
-    try:
-        found = import_object(reference)
-    except ConfigError as error:
-        msg = f"{field}: {error}"
-        raise ConfigError(msg) from error
+    found = import_for(field, reference)
     if not callable(found):
         msg = f"{field} = {reference!r} names a {type(found).__name__}; name a class"
         raise ConfigError(msg)

@@ -19,7 +19,7 @@ import msgspec
 
 from ratchet.config import BufferConfig, FilterName
 from ratchet.errors import ConfigError, RunFailed
-from ratchet.imports import import_object
+from ratchet.imports import import_for
 from ratchet.types import Packed, Rollout, RolloutGroup
 
 Filter: TypeAlias = Callable[[RolloutGroup], bool]
@@ -47,11 +47,7 @@ def load_function(field: str, reference: str, takes: str, returns: str) -> Calla
     Raises:
         ConfigError: if it does not import, or cannot be called with one argument.
     """
-    try:
-        found = import_object(reference)
-    except ConfigError as error:
-        msg = f"{field}: {error}"
-        raise ConfigError(msg) from error
+    found = import_for(field, reference)
     if not callable(found):
         msg = f"{field}: {reference!r} is {found!r}, not a function ({takes}) -> {returns}"
         raise ConfigError(msg)
