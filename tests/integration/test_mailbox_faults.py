@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,16 +205,21 @@ class Relay:
         self._open[direction].set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._ends.add(writer)
-        with contextlib.suppress(OSError):
+        with self._open_end(writer), contextlib.suppress(OSError):
             far_reader, far_writer = await asyncio.open_unix_connection(self._back)
-            self._ends.add(far_writer)
-            await asyncio.gather(
-                self._pump(reader, far_writer, "there"), self._pump(far_reader, writer, "back")
-            )
-            self._ends.discard(far_writer)
-        writer.transport.abort()
-        self._ends.discard(writer)
+            with self._open_end(far_writer):
+                await asyncio.gather(
+                    self._pump(reader, far_writer, "there"), self._pump(far_reader, writer, "back")
+                )
+
+    @contextlib.contextmanager
+    def _open_end(self, end: asyncio.StreamWriter) -> Iterator[None]:
+        self._ends.add(end)
+        try:
+            yield
+        finally:  # also where the test ends first, and cancels this
+            end.transport.abort()
+            self._ends.discard(end)
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: str

@@ -177,6 +177,7 @@ async def proxy(front: str, back: str, cut_every: int) -> asyncio.Server:
         except ConnectionRefusedError:
             writer.transport.abort()
             return
+        ends = (writer, far_writer)
         left = cut_every
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -185,10 +186,14 @@ async def proxy(front: str, back: str, cut_every: int) -> asyncio.Server:
                 while left > 0 and (data := await source.read(4096)):
                     sink.write(data[:left])  # the last frame is cut somewhere inside
                     left -= len(data)
-            for each in (writer, far_writer):
+            for each in ends:
                 each.close()
 
-        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        try:
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        finally:  # the test may end first, and cancels this
+            for each in ends:
+                each.transport.abort()
 
     return await asyncio.start_unix_server(serve, front)
 

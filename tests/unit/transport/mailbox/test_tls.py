@@ -143,7 +143,11 @@ async def between(host: Host, change: Callable[[bytes], bytes]) -> AsyncIterator
         address = host.node.address
         assert address is not None
         far_reader, far_writer = await asyncio.open_connection(address.host, address.port)
-        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+        try:
+            await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+        finally:  # the test may end first, and cancels this
+            for end in (writer, far_writer):
+                end.transport.abort()
         over.set()
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
