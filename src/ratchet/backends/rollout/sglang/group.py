@@ -1,0 +1,164 @@
+"""The process group between a rollout worker and the tensor-parallel ranks of its servers.
+
+Consumes flattened buckets in host memory, produces them at every rank; this end is rank 0. Waits for
+the servers to join and to receive, on a thread of its own, each time up to a deadline. A server that
+ends closes its connections, which unblocks all others; so does `close` for them, and so the servers
+are told to leave before this end is waited for.
+
+The store listens on one address, on a port that the system chose, and the group is outside torch's
+default one: gloo, also for servers with a GPU, where torch takes the bytes through the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid  # noqa: TID251 - a server keeps the names of groups that were lost
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import distributed as dist
+
+from ratchet.backends.rollout.sglang.client import CallFailed
+from ratchet.errors import TransferFailed
+from ratchet.transport.weights.groups import Deadline, called
+from ratchet.transport.weights.store import serve_store
+from ratchet.transport.weights.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from ratchet.backends.rollout.sglang.client import SGLangClient
+
+_c10d: Final[Any] = dist
+_LEAVE_S: Final = 5.0
+"""For a server to leave a group that is given up; it may be dead."""
+
+
+class ServerGroup:
+    """One group, until a member is lost: then it is closed, and another one made."""
+
+    def __init__(self, servers: Sequence[SGLangClient], host: str) -> None:
+        """Serve the store.
+
+        Args:
+            servers: that join.
+            host: address of this machine that they reach.
+        """
+        self.name = f"ratchet-{uuid.uuid4().hex[:12]}"
+        self._servers = tuple(servers)
+        self._store, self._host, self._port = serve_store(host)
+        self._worker = Worker("ratchet-sglang-group")
+        self._group: Any = None
+
+    async def form(self, timeout_s: float) -> None:
+        """Meet all ranks.
+
+        Raises:
+            TransferFailed: if a server does not come, or has ranks that cannot join.
+        """
+        tps = await asyncio.gather(*(_num_ranks(server) for server in self._servers))
+        size = 1 + sum(tps)
+        offsets = [1 + sum(tps[:index]) for index in range(len(tps))]
+        deadline = Deadline(timeout_s)
+        joined = [
+            server.init_group(
+                address=self._host,
+                port=self._port,
+                rank_offset=offset,
+                world_size=size,
+                name=self.name,
+                backend="gloo",
+                timeout_s=timeout_s,
+            )
+            for server, offset in zip(self._servers, offsets, strict=True)
+        ]
+        mine = self._worker.run(partial(self._join, size, deadline))
+        try:
+            await _all_or_first_error(mine, *joined)
+        except CallFailed as error:
+            raise TransferFailed(str(error)) from None
+
+    def send(self, bucket: torch.Tensor, timeout_s: float) -> asyncio.Future[None]:
+        """Broadcast a bucket; the result raises `TransferFailed` if a rank was lost or is late.
+
+        Args:
+            bucket: uint8, in host memory; not to be changed until the result is there.
+            timeout_s: for all of it.
+        """
+        return self._worker.run(partial(self._broadcast, bucket, Deadline(timeout_s)))
+
+    async def close(self) -> None:
+        """Tell the servers to leave, and give the group up. What this end still waits for ends with
+        their connections, or else by its own deadline, on a thread that nobody waits for.
+        """
+        leaving = (server.destroy_group(self.name) for server in self._servers)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await asyncio.gather(*leaving, return_exceptions=True)
+        self._worker.stop(last=self._drop)
+
+    # --- on the thread
+
+    def _join(self, size: int, deadline: Deadline) -> None:
+        options = _c10d.ProcessGroupGloo._Options()
+        options._timeout = deadline.left
+        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=self._host)]
+        store = _prefixed(self._store, self.name)
+        self._group = called(lambda: _c10d.ProcessGroupGloo(store, 0, size, options))
+
+    def _broadcast(self, bucket: torch.Tensor, deadline: Deadline) -> None:
+        if self._group is None:
+            msg = "the servers have no process group"
+            raise TransferFailed(msg)
+        options = _c10d.BroadcastOptions()
+        options.rootRank = 0
+        options.timeout = deadline.left
+        called(lambda: self._group.broadcast([bucket], options).wait())
+
+    def _drop(self) -> None:
+        self._group = None
+        del self._store
+
+
+def _prefixed(store: Store, name: str) -> Any:
+    """Return the store with the prefixes under which a server's ranks meet: of its own function,
+    and of torch's for a group and a backend.
+    """
+    for prefix in (name, f"{name}/", "cpu/"):
+        store = _c10d.PrefixStore(prefix, store)
+    return store
+
+
+async def _num_ranks(server: SGLangClient) -> int:
+    """Return how many ranks a server brings.
+
+    Raises:
+        TransferFailed: if it is gone, or has ranks that no group of its own protocol reaches.
+    """
+    try:
+        info = await server.server_info()
+    except CallFailed as error:
+        raise TransferFailed(str(error)) from None
+    for name in ("dp_size", "pp_size"):
+        if info.get(name, 1) != 1:
+            msg = (
+                f"{server.url} runs with {name} = {info[name]}: SGLang takes weights from a process"
+                " group by tensor-parallel ranks alone; start a server for each replica"
+            )
+            raise TransferFailed(msg)
+    return int(info["tp_size"])
+
+
+async def _all_or_first_error(*waits: Any) -> None:
+    """Wait for all, or raise what the first of them raises."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # noqa: TID251 - end in this function
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""An update session on all servers of an engine at once.
+
+Consumes the steps of a weight load, produces the same calls on every server. Waits for all of them,
+each up to its client's deadline: one that fails ends nothing for the others, and is named in the
+error. What a server refuses is an error here, a flush too.
+
+The prefix cache holds keys and values that older weights made. In mode "retract" nothing runs, so
+the servers flush it, and one that refuses would continue on them. In mode "in_place" what runs goes
+on with its own keys and values, by definition, and a server refuses to flush under it; there each
+version's requests have a cache of their own (`extra_key`), so that none begins on another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from ratchet.backends.rollout.sglang.client import CallFailed, CallRefused
+from ratchet.errors import TransferFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ratchet.backends.rollout.sglang.client import SGLangClient
+    from ratchet.transport.weights.base import TensorSpec
+    from ratchet.types import PauseMode, PolicyVersion, TensorSlot
+
+FLATTENED: Final = "flattened_bucket"
+"""One broadcast of uint8: the tensors of a call one after another, in the order of their names,
+without gaps. The offset of each must be a multiple of its item size."""
+
+
+class UpdateSession:
+    """Calls of control; each raises `TransferFailed`, which names the servers that failed."""
+
+    def __init__(self, servers: Sequence[SGLangClient]) -> None:
+        self.servers = tuple(servers)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop between two tokens. Idempotent."""
+        await self._all(lambda server: server.pause(mode))
+
+    async def resume(self) -> None:
+        """Go on. Idempotent."""
+        await self._all(lambda server: server.resume())
+
+    async def begin(self) -> None:
+        """Open a session; one that a load left open when it failed is closed first. Paused servers
+        do this at once, others when what runs has ended.
+        """
+        await self._all(_begin)
+
+    async def update(
+        self, tensors: Sequence[TensorSpec | TensorSlot], group: str, *, timeout_s: float
+    ) -> None:
+        """Receive one flattened bucket from rank 0 of a process group, which all servers joined.
+
+        A server ignores a name that it does not know, and says nothing of it: check them before.
+        Neither version nor cache change with this call.
+
+        Args:
+            tensors: what the bucket holds, in this order.
+            group: name of the process group.
+            timeout_s: until it has arrived and is written.
+        """
+        await self._all(
+            lambda server: server.update_from_group(
+                names=[each.name for each in tensors],
+                dtypes=[each.dtype for each in tensors],
+                shapes=[each.shape for each in tensors],
+                group=group,
+                load_format=FLATTENED,
+                timeout_s=timeout_s,
+            )
+        )
+
+    async def end(self) -> None:
+        """Close the session; the server then finishes what it derives from weights."""
+        await self._all(lambda server: server.end_update())
+
+    async def flush(self) -> None:
+        """Empty the prefix cache."""
+        await self._all(lambda server: server.flush_cache())
+
+    async def set_version(self, version: PolicyVersion) -> None:
+        """Name the weights in every answer from here on. What is in flight goes on."""
+        await self._all(lambda server: server.set_version(str(version)))
+
+    async def _all(self, call: Callable[[SGLangClient], Awaitable[None]]) -> None:
+        results = await asyncio.gather(
+            *(call(server) for server in self.servers), return_exceptions=True
+        )
+        failed = [result for result in results if isinstance(result, BaseException)]
+        for error in failed:
+            if not isinstance(error, CallFailed):
+                raise error
+        if failed:
+            raise TransferFailed("; ".join(map(str, failed)))
+
+
+async def _begin(server: SGLangClient) -> None:
+    try:
+        await server.begin_update()
+    except CallRefused as error:
+        if "already open" not in error.text:
+            raise
+        await server.end_update()
+        await server.begin_update()
