@@ -15,6 +15,7 @@ from ratchet.config.model import LoraConfig, ModelConfig
 from ratchet.config.rollout import EvalConfig, RolloutConfig
 from ratchet.config.run import Config
 from ratchet.config.runtime import RuntimeConfig, TlsConfig
+from ratchet.config.sglang import SGLangConfig
 from ratchet.config.task import OneTaskConfig, TaskConfig
 from ratchet.config.training import (
     AlgorithmConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "OneTaskConfig",
     "RolloutConfig",
     "RuntimeConfig",
+    "SGLangConfig",
     "TaskConfig",
     "TlsConfig",
     "TrainerConfig",

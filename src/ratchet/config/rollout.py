@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ratchet.config.section import NonNegative, Positive, PositiveFloat, Section
+from ratchet.config.sglang import SGLangConfig
 
 
 class RolloutConfig(Section):
@@ -28,6 +29,8 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     group_timeout_s: PositiveFloat = 120.0
     """A group that takes longer fails; it is at most the buffer's lease."""
+    sglang: SGLangConfig = SGLangConfig()
+    """Read with backend = "sglang" only."""
 
 
 class EvalConfig(Section):

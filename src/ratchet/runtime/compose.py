@@ -33,7 +33,10 @@ from ratchet.storage.versions import VersionStore
 from ratchet.tasks.base import Task
 from ratchet.types import Prompt, RoleInfo, RoleKind
 
-ENGINES: Final = {"torch": "ratchet.backends.rollout.torch:create_engine"}
+ENGINES: Final = {
+    "sglang": "ratchet.backends.rollout.sglang.engine:create_engine",
+    "torch": "ratchet.backends.rollout.torch:create_engine",
+}
 """`rollout.backend` -> factory (config, base model directory) -> RolloutEngine."""
 
 TRAINERS: Final = {"fsdp": "ratchet.backends.training.fsdp:create_backend"}

@@ -17,7 +17,7 @@ from typing import Final
 
 from ratchet.actors.verdicts import Verdicts
 from ratchet.algorithms.registry import ADVANTAGES, LOSSES
-from ratchet.config import Config, ModelConfig
+from ratchet.config import Config, ModelConfig, RolloutConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
 from ratchet.runtime.batch_filter import load_batch_filter
@@ -53,6 +53,7 @@ def _check_learner(config: Config) -> Task:
     _check_names(config)
     check_credentials(config)
     _check_lora(config.model)
+    _check_sglang(config.rollout)
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed)
     _check_counts(config, task)
@@ -93,6 +94,15 @@ def _check_names(config: Config) -> None:
     check_choice("weights.transport", config.weights.transport, TRANSPORTS)
     check_choice("algorithm.name", config.algorithm.name, LOSSES)
     check_choice("algorithm.advantage", config.algorithm.advantage, ADVANTAGES)
+
+
+def _check_sglang(rollout: RolloutConfig) -> None:
+    if rollout.backend == "sglang" and importlib.util.find_spec("aiohttp") is None:
+        msg = (
+            'rollout.backend = "sglang" needs the package aiohttp, which is not installed: install'
+            " ratchet-rl[sglang], or use another backend"
+        )
+        raise ConfigError(msg)
 
 
 def _check_lora(model: ModelConfig) -> None:

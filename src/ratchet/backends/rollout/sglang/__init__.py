@@ -1,0 +1,1 @@
+"""A rollout engine in front of SGLang servers. Needs the extra `sglang`."""
