@@ -14,29 +14,16 @@ of the wire sees the end of file only when all of them are gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_END_S: Final = 5.0
-"""A process that SIGKILL does not end hangs in the kernel: it is left to init."""
+from ratchet.subreaper import become_subreaper, die_with_parent, end_all
+
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def children(pid: int) -> set[int]:
-    """Return the children of a process, those that have ended and are not reaped included."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
-            found.update(map(int, (task / "children").read_bytes().split()))
-    return found
 
 
 def command_line(pid: int) -> bytes:
@@ -51,7 +38,7 @@ def main() -> None:
     """Fork the reward process, wait, and clear up."""
     wire = int(sys.argv[1])
     os.set_inheritable(wire, False)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     woken, wake = os.pipe()
@@ -67,13 +54,13 @@ def main() -> None:
         os.close(woken)
         _become_scorer(keeper, wire)
     code = _wait(wire, woken, scorer)
-    _end_all(scorer)
+    end_all(scorer)
     os._exit(code)
 
 
 def _become_scorer(keeper: int, wire: int) -> None:
     os.setsid()  # a signal to its own group does not reach the keeper
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != keeper:
         os._exit(1)
     for number in (*_IGNORED, signal.SIGCHLD):
@@ -99,27 +86,6 @@ def _wait(wire: int, woken: int, scorer: int) -> int:
                 if ended[0] == scorer:
                     code = os.waitstatus_to_exitcode(ended[1])
                     return code if code >= 0 else 128 - code
-
-
-def _end_all(scorer: int) -> None:
-    """Kill and reap until there is no child: those of a killed one come to us."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(scorer, signal.SIGKILL)
-    until = time.monotonic() + _END_S
-    while time.monotonic() < until:
-        for pid in children(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.001)
-        except ChildProcessError:
-            return
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import msgspec
 from ratchet.config import TaskConfig
 from ratchet.errors import RewardFailed, UserError
 from ratchet.runtime.judge import judge, take_step
-from ratchet.runtime.reward_keeper import children, command_line
+from ratchet.runtime.reward_keeper import command_line
 from ratchet.runtime.reward_wire import (
     PREFIX,
     Build,
@@ -36,6 +36,7 @@ from ratchet.runtime.reward_wire import (
     TakeStep,
     encode,
 )
+from ratchet.subreaper import children
 from ratchet.tasks.base import Task
 from ratchet.tasks.registry import build_task
 from ratchet.types import Prompt

@@ -20,9 +20,9 @@ from tests.helpers.config import small_config
 
 from ratchet.errors import RewardFailed, TaskError
 from ratchet.runtime import reward_pool
-from ratchet.runtime.reward_keeper import children
 from ratchet.runtime.reward_link import StartFailed
 from ratchet.runtime.reward_pool import ProcessScorer, reward_environment
+from ratchet.subreaper import children
 from ratchet.tasks.base import Conversation, Step
 from ratchet.tasks.registry import build_task
 from ratchet.types import Prompt
