@@ -51,7 +51,7 @@ class Batches:
         self._policy = policy
         self._log = log
         self._newest: PolicyVersion = -1
-        self._recovery = Recovery(table, lineage, log)
+        self._recovery = Recovery(table, lineage, judging.reject, log)
 
     @property
     def unknown(self) -> tuple[PolicyVersion, ...]:

@@ -120,7 +120,14 @@ class GroupTable:
     @staticmethod
     def _entry(row: GroupRow, prompts: Mapping[str, Prompt]) -> Entry:
         prompt = prompts[row.prompt_id]
-        return Entry(row.group_id, row.epoch, prompt, attempt=row.attempt, retries=row.retries)
+        return Entry(
+            row.group_id,
+            row.epoch,
+            prompt,
+            attempt=row.attempt,
+            retries=row.retries,
+            staleness=row.staleness or 0,
+        )
 
     @property
     def num_in_flight(self) -> int:

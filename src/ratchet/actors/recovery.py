@@ -12,7 +12,7 @@ has one; else it was not trained either.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.messages import RequestBatch, StepTrained
@@ -22,11 +22,25 @@ from ratchet.types import PolicyVersion, Term
 
 
 class Recovery:
-    """Settles each term once, before its first batch."""
+    """Settles each term once, before its first batch.
 
-    def __init__(self, table: GroupTable, lineage: Lineage, log: Log) -> None:
+    Args:
+        table: of the groups.
+        lineage: of the weights.
+        reject: judges a group, by id, that a step did not use, for a reason.
+        log: where it is said what was lost.
+    """
+
+    def __init__(
+        self,
+        table: GroupTable,
+        lineage: Lineage,
+        reject: Callable[[int, str], None],
+        log: Log,
+    ) -> None:
         self._table = table
         self._lineage = lineage
+        self._reject = reject
         self._log = log
         self._settled: Term = 0
 
@@ -72,10 +86,9 @@ class Recovery:
             return False
         self._table.train(done.trained, done.step, took_it)
         for group_id, reason in done.rejected.items():
-            if reason.startswith("filter:"):
-                self._table.drop(entries[group_id], reason)
-            else:
-                self._table.reissue(entries[group_id], reason)
+            entry = entries[group_id]
+            entry.group = self._table.stored.read(entry)  # for a handler of the user's own
+            self._reject(group_id, reason)
         return True
 
 

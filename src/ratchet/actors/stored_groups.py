@@ -104,6 +104,12 @@ class StoredGroups:
         self._waiting.append(entry)
         return True
 
+    def read(self, entry: Entry) -> RolloutGroup | None:
+        """Return what a group was when it finished; None if that is not kept."""
+        if self._payloads is None:
+            return None
+        return self._payloads.get(entry.group_id, entry.attempt)
+
     def next(self) -> tuple[Entry, RolloutGroup | None]:
         """Return the group that has waited longest, as one of its new attempt; None for what cannot
         be read.

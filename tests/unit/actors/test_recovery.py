@@ -6,15 +6,18 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.actors import RecordingLog
 from tests.helpers.training import make_groups
 
 from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.judging import Judging
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.recovery import Recovery
 from ratchet.actors.stored_groups import StoredGroups
+from ratchet.config import BufferConfig
 from ratchet.errors import TaskError
 from ratchet.messages import RequestBatch, StepTrained
 from ratchet.staleness import Lineage
@@ -29,9 +32,12 @@ PROMPTS = [Prompt(f"p{i}", f"{i}>") for i in range(5)]
 class Scene:
     """A buffer's table on a file, and a lineage in which the version is the step."""
 
-    def __init__(self, path: Path, num_versions: int = 9, *, keep: bool = False) -> None:
+    def __init__(
+        self, path: Path, num_versions: int = 9, *, keep: bool = False, **buffer: Any
+    ) -> None:
         self.path = path
         self.keep = keep
+        self.buffer = BufferConfig(**{"batch_groups": 1} | buffer)
         self.lineage = Lineage()
         for version in range(num_versions):
             self.lineage.add(version, version, version - 1 if version else None)
@@ -51,7 +57,8 @@ class Scene:
             stored=self.stored,
         )
         self.log = RecordingLog()
-        self.recovery = Recovery(self.table, self.lineage, self.log)
+        self.judging = Judging(self.buffer, self.table, self.lineage, self.log)
+        self.recovery = Recovery(self.table, self.lineage, self.judging.reject, self.log)
 
     def kill(self) -> None:
         """What was flushed is there; then another life begins."""
@@ -180,10 +187,34 @@ def test_the_account_in_the_request_settles_a_batch_of_an_earlier_life(scene: Sc
     assert scene.state(taken, rejected) == [("batched", 0, None)] * 2
     done = StepTrained(1, 1, (taken,), {rejected: "stale"})
     scene.recovery.settle(scene.request(2, 1, done))
-    assert scene.state(taken, rejected) == [("trained", 0, None), ("issued", 1, "stale")]
+    assert scene.state(taken, rejected) == [("trained", 0, None), ("dropped", 0, "stale")]
     row = scene.ledger.group(taken)
     assert row is not None
     assert (row.trained_step, row.trained_version) == (1, 0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("answer", ["drop", "retry", "mask"])
+def test_what_a_step_of_an_earlier_life_rejected_meets_the_handler(
+    tmp_path: Path, answer: str, keep: bool
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        f"def handle(unused):\n"
+        f"    assert (unused.reason, unused.group is not None) == ('non_finite', {keep})\n"
+        f"    return {answer!r}\n",
+        encoding="utf-8",
+    )
+    scene = Scene(tmp_path / "l.sqlite", keep=keep, unused=f"{own}:handle", max_retries=1)
+    (rejected,) = scene.batch(1)
+    scene.kill()
+    scene.recovery.settle(scene.request(2, 1, StepTrained(1, 1, (), {rejected: "non_finite"})))
+    again = answer == "retry"
+    assert scene.state(rejected) == [("issued" if again else "dropped", int(again), "non_finite")]
+    assert scene.stored.ids == frozenset()  # its result must not come back
+    if again:
+        scene.kill()
+        assert scene.claim()[0].retries == 1  # of the handler's budget
 
 
 @pytest.mark.parametrize("done", [None, StepTrained(1, 1, (7,), {})])
