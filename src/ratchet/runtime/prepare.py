@@ -24,7 +24,7 @@ from ratchet.runtime.batch_filter import load_batch_filter
 from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
 from ratchet.tasks.base import Split, Task
 from ratchet.tasks.problems import check_task, fingerprint
-from ratchet.tasks.registry import build_task
+from ratchet.tasks.registry import Reward, build_task
 from ratchet.transport.mailbox.credentials import open_credentials
 from ratchet.transport.weights.registry import TRANSPORTS
 from ratchet.types import Prompt, RoleKind
@@ -35,8 +35,12 @@ counted.
 """
 
 
-def check_run(config: Config) -> Task:
+def check_run(config: Config, reward: Reward | None = None) -> Task:
     """Check everything that a configuration refers to.
+
+    Args:
+        config: of the run.
+        reward: in the place of what `task.reward` names, where all is in one process.
 
     Raises:
         TaskError: if the task does not load or has too few prompts.
@@ -45,17 +49,17 @@ def check_run(config: Config) -> Task:
     """
     Verdicts(config.buffer)  # imports what the user has named there
     load_batch_filter(config.buffer)
-    return _check_learner(config)
+    return _check_learner(config, reward)
 
 
-def _check_learner(config: Config) -> Task:
+def _check_learner(config: Config, reward: Reward | None = None) -> Task:
     """Check all but what the buffer alone needs."""
     _check_names(config)
     check_credentials(config)
     _check_lora(config.model)
     _check_sglang(config.rollout)
     context = _context_tokens(config.model)
-    task = build_task(config.task, config.seed)
+    task = build_task(config.task, config.seed, reward)
     _check_counts(config, task)
     _check_references(config, task)
     _check_prompts(config, task, context)

@@ -38,8 +38,6 @@ from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import create_run_directory
 from ratchet.runtime.visitor import Visit, visit
-from ratchet.tasks.base import Task
-from ratchet.tasks.registry import RewardedTask
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import RoleKind
@@ -80,17 +78,16 @@ class Run:
         self.config = _resolve(config, overrides)
         self._roles = chosen_roles(self.config, roles, in_process=in_process)
         self._in_process = in_process
-        self._reward = reward if in_process else None
         if reward is not None and not in_process:
             self.config = with_reward(self.config, reward)
-        if self._reward is not None and self.config.task.reward_isolation == "process":
+        elif reward is not None and self.config.task.reward_isolation == "process":
             msg = (
                 'task.reward_isolation = "process": no process can import the reward that is given'
                 ' to a run with in_process=True; name it in task.reward, or use "auto" or "thread"'
             )
             raise ConfigError(msg)
         root = Path(directory) if directory is not None else Path("runs") / self.config.name
-        self._task = check_run(self.config)
+        self._task = check_run(self.config, reward if in_process else None)
         self.config = with_fingerprint(self.config, self._task)
         self._resumed: Resumption | None = None
         if resume is None:
@@ -208,7 +205,7 @@ class Run:
                 self.config,
                 self.directory,
                 run_id=self.run_id,
-                task=self._scored_task(),
+                task=self._task,
                 log=log,
                 stop=self._stop,
                 kill=self._kill,
@@ -304,9 +301,6 @@ class Run:
         log.info("run_resumed", step=resumed.step)
         for field, now, before in resumed.changes:
             log.warning("config_changed", field=field, now=now, before=before)
-
-    def _scored_task(self) -> Task:
-        return self._task if self._reward is None else RewardedTask(self._task, self._reward)
 
     def _main(self) -> None:
         try:

@@ -10,8 +10,8 @@ and `task.reward` scores those that have no reward of their own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from ratchet.config import TaskConfig
 from ratchet.errors import ConfigError, TaskError, UserError
@@ -24,20 +24,22 @@ Reward: TypeAlias = Callable[[Prompt, str], float]
 """What `task.reward` names: the prompt and the completion's text to a finite number."""
 
 
-def build_task(config: TaskConfig, seed: int) -> Task:
+def build_task(config: TaskConfig, seed: int, reward: Reward | None = None) -> Task:
     """Build the task of a run; alike in every process that does it.
 
     Args:
         config: the section `[task]`.
         seed: the run's.
+        reward: in the place of what `task.reward` names, where all is in one process.
 
     Raises:
         TaskError: if the task or the reward does not import, or its arguments or data are wrong.
     """
     if config.tasks:
-        return _mixture(config, seed)
+        return _mixture(config, seed, reward)
+    is_scored = reward is not None or config.reward is not None
     if config.name in _BUILTIN:
-        task = _BUILTIN[config.name](config, seed)
+        task = _BUILTIN[config.name](_Table(config.args, seed, is_scored))
     elif ":" in config.name:
         task = _build_own(config, seed)
     else:
@@ -46,16 +48,17 @@ def build_task(config: TaskConfig, seed: int) -> Task:
             f'{suggest(config.name, list(_BUILTIN))} (a task of your own is "module:object")'
         )
         raise TaskError(msg)
-    if config.reward is None:
+    if not is_scored:
         return task
     if isinstance(task, MultiTurnTask):
+        named = f"task.reward = {config.reward!r}" if reward is None else f"reward = {reward!r}"
         msg = (
-            f"task.reward = {config.reward!r} scores a completion, and {config.name!r} is a task of"
-            " several turns, which scores conversations; leave it out, or wrap the task and its"
-            " `score_conversation` in a task of your own"
+            f"{named} scores a completion, and {config.name!r} is a task of several turns, which"
+            " scores conversations; leave it out, or wrap the task and its `score_conversation` in"
+            " a task of your own"
         )
         raise TaskError(msg)
-    return RewardedTask(task, load_reward(config.reward))
+    return RewardedTask(task, reward or load_reward(str(config.reward)))
 
 
 class RewardedTask:
@@ -149,60 +152,68 @@ def _import(field: str, reference: str) -> object:
         raise TaskError(msg) from error
 
 
-def _copy(config: TaskConfig, seed: int) -> Task:
+class _Table(NamedTuple):
+    """What a built-in task is made from."""
+
+    args: Mapping[str, Any]
+    seed: int
+    """the run's; not used where the data's own order is kept"""
+    is_scored: bool
+    """a reward of the user's own scores, so the data needs no answers"""
+
+
+def _copy(table: _Table) -> Task:
     from ratchet.tasks.copy import build_copy
 
-    return build_copy(config.args, seed)
+    return build_copy(table.args, table.seed)
 
 
-def _guess(config: TaskConfig, seed: int) -> Task:
+def _guess(table: _Table) -> Task:
     from ratchet.tasks.guess import build_guess
 
-    return build_guess(config.args, seed)
+    return build_guess(table.args, table.seed)
 
 
-def _mixture(config: TaskConfig, seed: int) -> Task:
+def _mixture(config: TaskConfig, seed: int, reward: Reward | None) -> Task:
     from ratchet.tasks.mixture import MixtureTask
 
     tasks: dict[str, Task] = {}
     for part in config.tasks:
-        reward = part.reward if part.reward is not None else config.reward
-        own = TaskConfig(name=part.name, args=part.args, reward=reward)
+        named = part.reward if part.reward is not None else config.reward
+        own = TaskConfig(name=part.name, args=part.args, reward=named)
         try:
-            tasks[part.key] = build_task(own, seed)
+            tasks[part.key] = build_task(own, seed, None if part.reward is not None else reward)
         except TaskError as error:
             msg = f"the task {part.key!r} of task.tasks: {error}"
             raise TaskError(msg) from error
     return MixtureTask(tasks, config.weights)
 
 
-def _dataset(config: TaskConfig, seed: int) -> Task:
+def _dataset(table: _Table) -> Task:
     from ratchet.tasks.dataset import build_dataset
 
-    del seed  # the data's order is kept
-    return build_dataset(config.args, needs_answers=config.reward is None)
+    return build_dataset(table.args, needs_answers=not table.is_scored)
 
 
-def _jsonl(config: TaskConfig, seed: int) -> Task:
+def _jsonl(table: _Table) -> Task:
     from ratchet.tasks.jsonl import build_jsonl
 
-    del seed  # the file's order is kept
-    return build_jsonl(config.args, needs_answers=config.reward is None)
+    return build_jsonl(table.args, needs_answers=not table.is_scored)
 
 
-def _reasoning_gym(config: TaskConfig, seed: int) -> Task:
+def _reasoning_gym(table: _Table) -> Task:
     from ratchet.tasks.reasoning_gym import build_reasoning_gym
 
-    return build_reasoning_gym(config.args, seed)
+    return build_reasoning_gym(table.args, table.seed)
 
 
-def _verifiers(config: TaskConfig, seed: int) -> Task:
+def _verifiers(table: _Table) -> Task:
     from ratchet.tasks.verifiers import build_verifiers
 
-    return build_verifiers(config.args, seed, needs_rubric=config.reward is None)
+    return build_verifiers(table.args, table.seed, needs_rubric=not table.is_scored)
 
 
-_BUILTIN: Final[dict[str, Callable[[TaskConfig, int], Task]]] = {
+_BUILTIN: Final[dict[str, Callable[[_Table], Task]]] = {
     "copy": _copy,
     "dataset": _dataset,
     "guess": _guess,

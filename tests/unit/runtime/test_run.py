@@ -18,7 +18,7 @@ from tests.helpers.config import small_config
 from tests.helpers.launched import make_token
 
 from ratchet import Run, cli
-from ratchet.errors import ConfigError, RunFailed, UserError
+from ratchet.errors import ConfigError, RunFailed, TaskError, UserError
 from ratchet.imports import import_object
 from ratchet.messages import EndRun
 from ratchet.runtime import run as run_module
@@ -164,8 +164,32 @@ def test_a_reward_that_cannot_be_imported_or_called_is_refused(tmp_path: Path, r
 def test_in_process_any_callable_is_a_reward(tmp_path: Path) -> None:
     run = Run(small_config(), directory=tmp_path / "run", reward=lambda p, c: 0.75, in_process=True)
     assert run.config.task.reward is None
-    task = run._scored_task()
+    task = run._task
     assert task.score(task.prompts("train")[0], "") == 0.75
+
+
+def test_in_process_a_reward_of_completions_does_not_score_conversations(tmp_path: Path) -> None:
+    config = small_config(task={"name": "guess", "args": {"holdout": 4}})
+    with pytest.raises(
+        TaskError, match=r"reward = <function .* 'guess' is a task of several turns"
+    ):
+        Run(config, directory=tmp_path / "run", reward=lambda p, c: 0.75, in_process=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_in_process_a_reward_needs_no_answers_and_leaves_a_parts_own_alone(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def half(prompt, completion):\n    return 0.5\n")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1>"}\n{"prompt": "2>"}\n')
+    parts = [
+        {"name": "jsonl", "args": {"path": str(tmp_path / "data.jsonl")}},
+        {"name": "copy", "args": {"digits": 2, "holdout": 4}, "reward": f"{tmp_path}/own.py:half"},
+    ]
+    data = small_config(warm_start={"steps": 0}, eval={"num_prompts": 0}).model_dump(mode="json")
+    data["task"] = {"tasks": parts}
+    run = Run(data, directory=tmp_path / "run", reward=lambda p, c: 0.75, in_process=True)
+    task = run._task
+    scores = {p.prompt_id.partition("/")[0]: task.score(p, "") for p in task.prompts("train")}
+    assert scores == {"jsonl": 0.75, "copy": 0.5}
 
 
 # --- what it is made from
