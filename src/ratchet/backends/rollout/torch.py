@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ratchet.backends.models import encode_prompt, eos_token_ids, load_tokenizer
+from ratchet.backends.models import eos_token_ids, load_tokenizer
 from ratchet.backends.rollout._batch import Batch, Outcome
-from ratchet.backends.rollout._replies import encode_reply
 from ratchet.backends.rollout._request import Request
 from ratchet.backends.rollout._selfcheck import check_generation
+from ratchet.backends.rollout._text import TextCodec
 from ratchet.backends.rollout._thread import StepThread, settle
 from ratchet.backends.rollout._weights import EngineWeights, open_model
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ratchet.config import Config, LoraConfig
     from ratchet.transport.weights.base import TensorSpec
@@ -53,10 +53,9 @@ class _Parts(NamedTuple):
     """What `start` loads."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    text: TextCodec
     weights: EngineWeights
     batch: Batch
-    end_ids: frozenset[int]
     vocabulary: int
     context: int | None
 
@@ -129,14 +128,11 @@ class TorchEngine:
 
     def encode(self, text: str) -> list[int]:
         """Turn a prompt into ids."""
-        return encode_prompt(self._loaded.tokenizer, text, chat_template=self._chat_template)
+        return self._loaded.text.encode(text)
 
     def encode_reply(self, text: str) -> list[int]:
         """Turn a message of the environment into ids behind a turn of the policy."""
-        parts = self._loaded
-        return encode_reply(
-            parts.tokenizer, text, chat_template=self._chat_template, end_ids=parts.end_ids
-        )
+        return self._loaded.text.encode_reply(text)
 
     @property
     def context(self) -> int | None:
@@ -145,11 +141,7 @@ class TorchEngine:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text, without the end of sequence."""
-        parts = self._loaded
-        ids = list(token_ids)
-        if ids and ids[-1] in parts.end_ids:
-            ids.pop()
-        return str(parts.tokenizer.decode(ids))
+        return self._loaded.text.decode(token_ids)
 
     def stats(self) -> EngineStats:
         """Return the running totals."""
@@ -263,10 +255,9 @@ class TorchEngine:
         end_ids = eos_token_ids(model, tokenizer)
         self._parts = _Parts(
             model=model,
-            tokenizer=tokenizer,
+            text=TextCodec(tokenizer, self._chat_template, end_ids),
             weights=weights,
             batch=Batch(model, end_ids, self._max_batch_size),
-            end_ids=end_ids,
             vocabulary=model.get_input_embeddings().num_embeddings,
             context=getattr(model.config, "max_position_embeddings", None),
         )
