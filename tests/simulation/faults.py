@@ -289,7 +289,7 @@ class TakeOver(Fault):
     old: Literal["dead", "unreachable", "beside"]
 
     def strike(self, world: World) -> None:
-        if world.ended.event.is_set():
+        if world.ended.event.is_set() or world.over:
             return
         if self.old == "dead":
             old = world.leader
@@ -310,7 +310,7 @@ class KillTrainer(Fault):
     power: bool = False
 
     def strike(self, world: World) -> None:
-        if world.ended.event.is_set():
+        if world.ended.event.is_set() or world.over:
             return
         leader = world.leader
         leader.end.kill()

@@ -77,8 +77,8 @@ class Process:
         return context
 
     def stop(self, loop: VirtualLoop) -> None:
-        """Let nothing of it run until `go_on`: SIGSTOP."""
-        if self._held is None:
+        """Let nothing of it run until `go_on`: SIGSTOP. After the end, what is left of it ends."""
+        if self._held is None and not loop.ending:
             self._held = []
             loop.stopped.append(self)
 

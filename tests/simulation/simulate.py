@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import supervision
 from tests.simulation.disk import Disk, a_disk
 from tests.simulation.invariants import Watch
 from tests.simulation.loop import Deadlock, run_virtual
@@ -167,7 +168,20 @@ async def _end(world: World, watch: Watch) -> None:
         limits = world.network.limits
         await asyncio.sleep(20.0 + (3 * limits.dead_s + 4 * limits.delivery_s) * watch.fatal)
         if world.ended.event.is_set() or any(end.is_set() for end in vital()):
+            if supervision.ended_the_run(world):
+                await _all_left(world)
             return  # and no other trainer has come to lead
+
+
+async def _all_left(world: World) -> None:
+    """Wait until a trainer has ended that the registry did not know when it was told of the end.
+
+    It looks for its registry for as long as it may; its own launcher would end it sooner.
+    """
+    longest_s = 3.2 * world.network.limits.delivery_s  # `registry_wait_s`, one ask, and drift
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            await world.ended.event.wait()
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, within_s: float = 60.0) -> Plan:

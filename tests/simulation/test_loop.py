@@ -113,6 +113,36 @@ def test_what_is_left_at_the_end_is_cancelled_in_the_order_in_which_it_began() -
     assert cancelled == list(range(20))
 
 
+def test_who_would_die_while_the_rest_is_cancelled_ends_as_well() -> None:
+    """A process dies with its actor, which is cancelled at the end; its other tasks would wait."""
+    ended: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        process = Process("p")
+
+        async def actor() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                process.die(loop)
+                ended.append("actor")
+
+        async def parent() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(asyncio.sleep(3600))
+            finally:
+                ended.append("parent")
+
+        tasks = [process.call(asyncio.ensure_future, each()) for each in (actor, parent)]
+        await asyncio.wait(tasks, timeout=1)
+
+    run_virtual(main())
+    assert ended == ["actor", "parent"]
+
+
 def test_the_shortest_wait_lets_time_go_on() -> None:
     """Else who is woken a nanosecond early waits for ever for a rest too small for a float."""
 

@@ -581,6 +581,12 @@ class World:
         return self.leader.end
 
     @property
+    def over(self) -> bool:
+        """The registry has told everyone that the run is over, and is gone."""
+        registry = self.network.hosts[REGISTRY]
+        return registry.system.run_ended is not None and not registry.lives
+
+    @property
     def output(self) -> Output:
         """What the leader wrote."""
         return self.leader.output
