@@ -18,6 +18,7 @@ from tests.helpers.refs import RecordedDirectory
 from ratchet.actors.buffer import BufferActor
 from ratchet.config import Config
 from ratchet.messages import DescribeLineage, LineageDescribed, Message, PromptsClaimed
+from ratchet.observability.own_calls import OwnCalls
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import Assignment, Prompt, RoleInfo, VersionRecord
 
@@ -72,6 +73,7 @@ class DrivenBuffer(BufferActor):
         num_prompts: int,
         loop: asyncio.AbstractEventLoop,
         ledger: GroupLedger | None = None,
+        own_calls: OwnCalls | None = None,
     ) -> None:
         self.clock = 0.0
         self.timers: list[tuple[float, int, Message]] = []
@@ -85,6 +87,7 @@ class DrivenBuffer(BufferActor):
             config=config,
             prompts=[Prompt(f"p{i}", f"{i}>") for i in range(num_prompts)],
             ledger=self.ledger,
+            own_calls=own_calls,
         )
         self._actor_ref = _Itself(self)  # type: ignore[assignment]
 

@@ -25,6 +25,7 @@ from typing import Final, assert_never
 from ratchet.actors.batches import Batches
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
+from ratchet.actors.filters import unwatched
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
@@ -53,6 +54,7 @@ from ratchet.messages import (
     StepTrained,
     VersionUpdated,
 )
+from ratchet.observability.own_calls import OwnCalls
 from ratchet.staleness import Position
 from ratchet.status import Fact
 from ratchet.storage.ledger import GroupLedger
@@ -98,8 +100,11 @@ class BufferActor(RoleActor[_Inbox]):
         prompts: Sequence[Prompt],
         ledger: GroupLedger,
         payloads: Payloads | None = None,
+        own_calls: OwnCalls | None = None,
     ) -> None:
         super().__init__(system, role)
+        self._own_calls = own_calls
+        watch = unwatched if own_calls is None else own_calls.watch
         self._config = config.buffer
         self._capacity = config.most_open_groups
         self._table = GroupTable(
@@ -113,8 +118,8 @@ class BufferActor(RoleActor[_Inbox]):
         )
         self._known = KnownVersions()
         self._issuing = Issuing(config, self._table, self._known.lineage)
-        self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log)
-        self._policy = Policy.load(config.buffer)
+        self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log, watch)
+        self._policy = Policy.load(config.buffer, watch)
         self._counts = BufferCounts(self._table)
         self._batches = Batches(
             config.buffer,
@@ -134,6 +139,11 @@ class BufferActor(RoleActor[_Inbox]):
     def on_stop(self) -> None:
         """Make the ledger durable."""
         self._table.close()
+
+    def release(self) -> None:
+        """End the watch over code of the user's own."""
+        if self._own_calls is not None:
+            self._own_calls.close()
 
     def status(self) -> Mapping[str, Fact]:
         """Where the groups are, whether the trainer waits, and what was dropped so far."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NoReturn, ParamSpec, Protocol, TypeVar
 
+from ratchet.actors.filters import Watch, unwatched
 from ratchet.config import BufferConfig
 from ratchet.errors import ConfigError, RunFailed
 from ratchet.imports import import_for
@@ -83,13 +84,14 @@ class Fifo:
 class Policy:
     """A policy, and the checks of what it answers."""
 
-    def __init__(self, name: str, policy: BufferPolicy) -> None:
+    def __init__(self, name: str, policy: BufferPolicy, watch: Watch = unwatched) -> None:
         self._name = name
         self._policy = policy
+        self._watch = watch
 
     @classmethod
-    def load(cls, config: BufferConfig) -> Policy:
-        """Make what `buffer.custom` names, or the built-in one.
+    def load(cls, config: BufferConfig, watch: Watch = unwatched) -> Policy:
+        """Make what `buffer.custom` names, each call of it to be watched; or the built-in one.
 
         Raises:
             ConfigError: if it does not import, cannot be called without arguments, or lacks one of
@@ -97,7 +99,7 @@ class Policy:
         """
         if config.custom is None:
             return cls("Fifo", Fifo())
-        return cls(config.custom, _make(config.custom))
+        return cls(config.custom, _make(config.custom), watch)
 
     def put(self, group: RolloutGroup) -> None:
         """Hand a finished group on.
@@ -151,7 +153,8 @@ class Policy:
         self, method: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         try:
-            return function(*args, **kwargs)
+            with self._watch(self._named(method)):
+                return function(*args, **kwargs)
         except Exception as error:
             msg = f"{self._named(method)} raised {type(error).__name__}: {error}"
             raise RunFailed(msg) from error

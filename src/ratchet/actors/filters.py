@@ -6,13 +6,15 @@ a truncation or an abort to reject the group. What was aborted has neither a len
 
 A filter of the user's own is "module:function", called in the buffer's process as
 `function(group: RolloutGroup) -> bool`. The buffer does nothing else meanwhile: it must be quick,
-and read no network. What raises there, or returns anything but a bool, fails the run.
+and read no network; a slow one is named in the log (`Watch`). What raises there, or returns
+anything but a bool, fails the run.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeAlias, cast, get_args
 
 import msgspec
@@ -23,12 +25,20 @@ from ratchet.imports import import_for
 from ratchet.types import Packed, Rollout, RolloutGroup
 
 Filter: TypeAlias = Callable[[RolloutGroup], bool]
+Watch: TypeAlias = Callable[[str], AbstractContextManager[None]]
+"""What sees to it that somebody hears of code of the user's own that holds the buffer up."""
 
 _ABORTED: Final = {"abort": "aborted", "error": "generation"}
 """Finish reasons without a reward that means anything -> why the group is unused."""
 
 
-def load_filters(config: BufferConfig) -> tuple[tuple[str, Filter], ...]:
+def unwatched(name: str) -> AbstractContextManager[None]:
+    """Watch nothing."""
+    del name
+    return nullcontext()
+
+
+def load_filters(config: BufferConfig, watch: Watch = unwatched) -> tuple[tuple[str, Filter], ...]:
     """Return (name, filter) in the order of `buffer.filters`.
 
     Raises:
@@ -36,7 +46,7 @@ def load_filters(config: BufferConfig) -> tuple[tuple[str, Filter], ...]:
     """
     known = get_args(FilterName)
     return tuple(
-        (name, _builtin(cast("FilterName", name), config) if name in known else _own(name))
+        (name, _builtin(cast("FilterName", name), config) if name in known else _own(name, watch))
         for name in config.filters
     )
 
@@ -135,12 +145,13 @@ def _lengths(group: RolloutGroup) -> list[int]:
     return [r.loss_mask.data.count(1) for r in group.rollouts if _is_whole([r])]
 
 
-def _own(reference: str) -> Filter:
+def _own(reference: str, watch: Watch) -> Filter:
     field = "buffer.filters"
     function = load_function(field, reference, "group: RolloutGroup", "a bool, True to keep it")
 
     def keeps(group: RolloutGroup) -> bool:
-        answer = call_own(field, reference, function, group)
+        with watch(f"{field}: {reference}"):
+            answer = call_own(field, reference, function, group)
         if isinstance(answer, bool):
             return answer
         import numpy as np  # not before it is needed: what checks a configuration stays light

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.actors.filters import mask_aborted
+from ratchet.actors.filters import Watch, mask_aborted, unwatched
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
 from ratchet.config import BufferConfig
@@ -25,12 +25,26 @@ from ratchet.types import PolicyVersion, RolloutGroup
 class Judging:
     """The verdicts of one buffer.
 
+    Args:
+        config: of the buffer.
+        table: of the groups.
+        lineage: of the weights.
+        log: where it is said what failed, and what was stale.
+        watch: of the calls of code of the user's own.
+
     Raises:
         ConfigError: if a filter or a handler of the configuration cannot be loaded.
     """
 
-    def __init__(self, config: BufferConfig, table: GroupTable, lineage: Lineage, log: Log) -> None:
-        self._verdicts = Verdicts(config)
+    def __init__(
+        self,
+        config: BufferConfig,
+        table: GroupTable,
+        lineage: Lineage,
+        log: Log,
+        watch: Watch = unwatched,
+    ) -> None:
+        self._verdicts = Verdicts(config, watch)
         self._max_staleness = config.max_staleness
         self._table = table
         self._lineage = lineage

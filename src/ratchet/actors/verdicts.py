@@ -25,7 +25,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from ratchet.actors.filters import call_own, load_filters, load_function, mask_aborted, why_aborted
+from ratchet.actors.filters import (
+    Watch,
+    call_own,
+    load_filters,
+    load_function,
+    mask_aborted,
+    unwatched,
+    why_aborted,
+)
 from ratchet.actors.group_table import Entry
 from ratchet.config import BufferConfig, UnusedName
 from ratchet.errors import RunFailed
@@ -49,14 +57,14 @@ KEEP: Final = Verdict("keep")
 class Verdicts:
     """The rules of one run."""
 
-    def __init__(self, config: BufferConfig) -> None:
-        """Load what the configuration names.
+    def __init__(self, config: BufferConfig, watch: Watch = unwatched) -> None:
+        """Load what the configuration names, each call of it to be watched.
 
         Raises:
             ConfigError: if a filter or a handler does not import, or cannot be called.
         """
-        self._filters = load_filters(config)
-        self._handler = _load_handler(config.unused)
+        self._filters = load_filters(config, watch)
+        self._handler = _load_handler(config.unused, watch)
         self._max_retries = config.max_retries
         self._max_staleness = config.max_staleness
 
@@ -120,7 +128,7 @@ class Verdicts:
         return Verdict(action, reason)
 
 
-def _load_handler(choice: str) -> _Handler:
+def _load_handler(choice: str, watch: Watch) -> _Handler:
     known = get_args(UnusedName)
     if choice in known:
         return lambda _: cast("UnusedName", choice)
@@ -128,7 +136,8 @@ def _load_handler(choice: str) -> _Handler:
     function = load_function(field, choice, "unused: UnusedGroup", answers)
 
     def decide(unused: UnusedGroup) -> UnusedName:
-        answer = call_own(field, choice, function, unused)
+        with watch(f"{field}: {choice}"):
+            answer = call_own(field, choice, function, unused)
         if answer not in known:
             msg = f"{field}: {choice!r} returned {answer!r}, not one of {answers}"
             raise RunFailed(msg)

@@ -22,6 +22,7 @@ from ratchet.actors.version_registry import VersionRegistry
 from ratchet.config import Config
 from ratchet.errors import ConfigError
 from ratchet.imports import import_chosen
+from ratchet.observability.own_calls import OwnCalls
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.batch_filter import open_batch_filter
 from ratchet.runtime.checkpoint_store import RunCheckpoints
@@ -121,6 +122,7 @@ def start_role(
                 prompts=task.prompts("train"),
                 ledger=GroupLedger.open(run.ledger, run=run_id),
                 payloads=Payloads(run.payloads) if config.buffer.keep_payloads else None,
+                own_calls=OwnCalls(system.log),
             )
         case "rollout" | "evaluator":
             return _start_rollout(system, role, config, run, task, in_process=in_process)
