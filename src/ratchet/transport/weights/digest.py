@@ -52,19 +52,28 @@ def make_trailer(manifest: WeightManifest, digests: Sequence[bytes]) -> bytes:
     return _HEADER.pack(manifest.term, manifest.version) + b"".join(digests)
 
 
+def trailer_digest(manifest: WeightManifest, trailer: bytes) -> str:
+    """Return the digest of the version that was sent, in hex, where what arrived cannot be seen.
+
+    Raises:
+        WeightsMismatch: if it is another version, or not a trailer of this manifest.
+    """
+    if len(trailer) != trailer_bytes(manifest):
+        msg = f"the trailer of version {manifest.version} has {len(trailer)} bytes"
+        raise WeightsMismatch(msg)
+    _check_header(manifest, trailer)
+    digests = trailer[_HEADER.size :]
+    starts = range(0, len(digests), DIGEST_BYTES)
+    return whole_digest([digests[start : start + DIGEST_BYTES] for start in starts])
+
+
 def check_trailer(manifest: WeightManifest, trailer: bytes, digests: Sequence[bytes]) -> None:
     """Compare the digests of what arrived with those of what was sent.
 
     Raises:
         WeightsMismatch: if they differ; the text names the bucket and its parameters.
     """
-    term, version = _HEADER.unpack_from(trailer)
-    if (term, version) != (manifest.term, manifest.version):
-        msg = (
-            f"version {manifest.version} of term {manifest.term} was announced, and version"
-            f" {version} of term {term} arrived"
-        )
-        raise WeightsMismatch(msg)
+    _check_header(manifest, trailer)
     for bucket, digest in enumerate(digests):
         start = _HEADER.size + bucket * DIGEST_BYTES
         if digest != trailer[start : start + DIGEST_BYTES]:
@@ -74,3 +83,13 @@ def check_trailer(manifest: WeightManifest, trailer: bytes, digests: Sequence[by
                 f" {manifest.version} was damaged on the way"
             )
             raise WeightsMismatch(msg)
+
+
+def _check_header(manifest: WeightManifest, trailer: bytes) -> None:
+    term, version = _HEADER.unpack_from(trailer)
+    if (term, version) != (manifest.term, manifest.version):
+        msg = (
+            f"version {manifest.version} of term {manifest.term} was announced, and version"
+            f" {version} of term {term} arrived"
+        )
+        raise WeightsMismatch(msg)

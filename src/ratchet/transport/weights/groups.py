@@ -99,14 +99,17 @@ class GlooGroup:
         *,
         address: str,
         deadline: Deadline,
+        outside: bool = False,
     ) -> None:
+        """Wait for the members; `outside` ones are of another program, and only broadcast."""
         self.name = name
         self.device = torch.device("cpu")
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = deadline.left
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
         self._works: list[Any] = []
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._is_pair = size == _PAIR and not outside
         self._group: Any = called(
             lambda: _c10d.ProcessGroupGloo(_c10d.PrefixStore(name, store), rank, size, options)
         )
@@ -118,10 +121,10 @@ class GlooGroup:
     def move(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
         """Start to move `data`."""
         self._works.append(
-            called(partial(_start, self._group, self._rank, self._size, data, deadline))
+            called(partial(_start, self._group, self._rank, self._is_pair, data, deadline))
         )
         # popped, so that no frame of a traceback holds the operation, which holds the group
-        if self._size == _PAIR:
+        if self._is_pair:
             return lambda: called(lambda: self._works.pop(0).wait(deadline.left))
         return lambda: called(lambda: self._works.pop(0).wait())
 
@@ -147,9 +150,14 @@ class NcclGroup:
         *,
         device: torch.device,
         deadline: Deadline,
+        outside: bool = False,
     ) -> None:
+        """Wait for the members; `outside` ones are of another program: they only broadcast, and
+        come with the first bucket.
+        """
         self.name = name
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._is_pair = size == _PAIR and not outside
         self.device = device
         _cuda.set_device(device)  # of this thread; a new one has the first device
         self._stream = _cuda.Stream(device)
@@ -159,6 +167,8 @@ class NcclGroup:
             self._group: Any = called(
                 lambda: _c10d.ProcessGroupNCCL(_c10d.PrefixStore(name, store), rank, size, options)
             )
+        if outside:
+            return
         try:  # NCCL connects with its first operation, which may take long
             self.move(self.allocate(1), deadline)()
         except TransferFailed:
@@ -175,7 +185,7 @@ class NcclGroup:
         if group is None:
             msg = "the process group is closed"
             raise TransferFailed(msg)
-        start = partial(_start, group, self._rank, self._size, data, None)
+        start = partial(_start, group, self._rank, self._is_pair, data, None)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         done = _cuda.Event()
         with torch.cuda.stream(self._stream):
@@ -199,9 +209,11 @@ class NcclGroup:
             group.abort()
 
 
-def _start(group: Any, rank: int, size: int, data: torch.Tensor, deadline: Deadline | None) -> Any:
+def _start(
+    group: Any, rank: int, is_pair: bool, data: torch.Tensor, deadline: Deadline | None
+) -> Any:
     """Start the operation: between two a send and a receive, else a broadcast."""
-    if size == _PAIR:
+    if is_pair:
         return group.recv([data], 0, 0) if rank else group.send([data], 1, 0)
     options = _c10d.BroadcastOptions()
     options.rootRank = 0

@@ -22,6 +22,7 @@ from ratchet.transport.weights.groups import (
     NcclGroup,
     called,
 )
+from ratchet.transport.weights.outside import OutsideGroup
 from ratchet.transport.weights.shared import SharedRing
 from ratchet.transport.weights.shared_reader import SharedReader
 from ratchet.transport.weights.staging import Staging
@@ -139,6 +140,25 @@ class Link:
                 return False
             pause = min(pause * 1.5, _LAST_POLL_S)
         return True
+
+    def enter_outside(
+        self, name: str, backend: str, sizes: Sequence[int], deadline: Deadline
+    ) -> Group:
+        """Return the group of servers that bring so many ranks each, at the trainer's end: the one
+        held, or a new one in its place.
+        """
+        if self._group is None or self._group.name != name:
+            self.leave()
+            self._group = OutsideGroup(
+                self.store(deadline),
+                name,
+                sizes,
+                backend=backend,
+                address=self._address,
+                device=self._device,
+                deadline=deadline,
+            )
+        return self._group
 
     def enter(self, name: str, backend: str, rank: int, size: int, deadline: Deadline) -> Group:
         """Return the group of this name: the one held, or a new one in its place."""

@@ -54,6 +54,8 @@ class Ready(msgspec.Struct, frozen=True):
     """why it cannot take part"""
     host: str = ""
     """which memory it could share with the trainer; "" where it cannot"""
+    outside: tuple[int, ...] = ()
+    """how many ranks each of its servers brings, where those take part in the place of this one"""
 
 
 class Go(msgspec.Struct, frozen=True):
@@ -70,6 +72,8 @@ class Go(msgspec.Struct, frozen=True):
     failure: str | None = None
     shared: str | None = None
     """name of the shared memory that the buckets come through, in the place of the group"""
+    trailer: bytes = b""
+    """what follows the last bucket, where the group cannot bring it"""
 
 
 def patience_s(timeout_s: float) -> float:

@@ -27,6 +27,7 @@ class Transport(NamedTuple):
 TRANSPORTS: Final[Mapping[str, str]] = {
     "broadcast": "ratchet.transport.weights.broadcast:transport",
     "p2p": "ratchet.transport.weights.p2p:transport",
+    "direct": "ratchet.transport.weights.direct:transport",
 }
 """Name in a configuration -> function without arguments that returns a `Transport`."""
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ratchet.config import WeightsConfig
 from ratchet.errors import ConfigError, TransferFailed
 from ratchet.transport.weights.base import SendReport, WeightSource
+from ratchet.transport.weights.direct_lane import DirectLane
 from ratchet.transport.weights.gathering import Gathering
 from ratchet.transport.weights.groups import Deadline, check_backend, choose_backend, device_of
 from ratchet.transport.weights.lane import Lane, LanePlan
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Answers
-from ratchet.transport.weights.plan import make_manifest
+from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 from ratchet.transport.weights.shared_door import SHARED
 from ratchet.transport.weights.shared_lane import Neighbours, SharedLane
 from ratchet.transport.weights.staging import NUM_STAGING, Staging
@@ -36,8 +37,8 @@ from ratchet.types import PolicyVersion, Term, WeightManifest, WeightRoute
 if TYPE_CHECKING:
     import torch
 
-Division: TypeAlias = Literal["broadcast", "p2p"]
-"""All engines in one lane, or each in its own."""
+Division: TypeAlias = Literal["broadcast", "p2p", "direct"]
+"""All engines in one lane, or each in its own, which for "direct" leads to its servers."""
 
 _TOGETHER: Final = ""
 """The lane of a broadcast, among those that are named after their engine."""
@@ -75,7 +76,7 @@ class Sender:
         self._left: dict[str, str] = {}
         """engines that left the transfer, and why"""
         self._links: dict[str, Link] = {}
-        self._neighbours = Neighbours(is_on=config.shared_memory)
+        self._neighbours = Neighbours(is_on=config.shared_memory and division != "direct")
         self._answers = Answers(config.timeout_s + 2 * GRACE_S)
         self._gatherer = Worker("ratchet-weights-gather")
         self._staging = Staging()
@@ -101,7 +102,7 @@ class Sender:
         manifest = make_manifest(
             self._source.specs(), bucket_bytes, term=term, version=version, step=step
         )
-        division: Division = "p2p" if catch_up else self._division
+        division: Division = "p2p" if catch_up and not self._is_direct else self._division
         self._most = max(self._most, len(engines))
         backend = choose_backend(self._config.backend, self._most)
         local: tuple[str, ...] = ()
@@ -140,8 +141,9 @@ class Sender:
             raise RuntimeError(msg)
         deadline = Deadline(self._config.timeout_s)
         gathering = self._gathering(transfer)
+        kind = partial(DirectLane, slots_by_bucket(manifest)) if self._is_direct else Lane
         lanes = [
-            (SharedLane if key == SHARED else Lane)(
+            (SharedLane if key == SHARED else kind)(
                 plan, self._link(key, plan), gathering, self._answers, self._left, deadline
             )
             for key, plan in transfer.lanes.items()
@@ -194,7 +196,12 @@ class Sender:
         if shares:
             self._staging.free()
             allocate = self._neighbours.slots
-        return Gathering(transfer.manifest, self._source, allocate, points, in_place=not shares)
+        in_place = not (shares or self._is_direct)  # else a bucket travels as a whole
+        return Gathering(transfer.manifest, self._source, allocate, points, in_place=in_place)
+
+    @property
+    def _is_direct(self) -> bool:
+        return self._division == "direct"
 
     def _link(self, key: str, plan: LanePlan) -> Link:
         if key not in self._links:
