@@ -90,6 +90,10 @@ class GenerationFailed(RatchetError):  # noqa: N818
     """The engine could not produce a completion."""
 
 
+class EngineLost(RatchetError):  # noqa: N818
+    """The engine has gone by itself, or serves what it should not; its worker starts again."""
+
+
 class PromptTooLong(GenerationFailed):
     """The prompt and its completion do not fit into the model's context."""
 

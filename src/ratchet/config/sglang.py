@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import ipaddress
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from ratchet.config.section import Positive, PositiveFloat, Section
+
+_SETS: Final = "set by Ratchet"
+_ONE: Final = "left at 1: weights go to the tensor-parallel ranks of one host; use more workers"
+_OURS: Final = {
+    "--config": "how Ratchet hands over the keys",
+    "--api-key": "given by rollout.sglang.api_key_file, so that nobody reads it off a command line",
+    "--admin-api-key": "given by rollout.sglang.admin_key_file, for the same reason",
+    "--model-path": "model.path, or what model.build has made",
+    "--model": "model.path, or what model.build has made",
+    "--dtype": "model.dtype",
+    "--tp-size": "rollout.sglang.tp",
+    "--tensor-parallel-size": "rollout.sglang.tp",
+    "--enable-lora": "given by [model.lora]",
+    "--max-lora-rank": "given by [model.lora]",
+    "--lora-target-modules": "given by [model.lora]",
+    "--lora-paths": "no adapter of this run",
+    "--host": _SETS,
+    "--port": _SETS,
+    "--nccl-port": _SETS,
+    "--dist-init-addr": _SETS,
+    "--weight-version": _SETS,
+    "--dp-size": _ONE,
+    "--data-parallel-size": _ONE,
+    "--pp-size": _ONE,
+    "--pipeline-parallel-size": _ONE,
+    "--nnodes": _ONE,
+    "--tokenizer-worker-num": "left at 1: with several, SGLang asks for no key",
+    "--enable-custom-logit-processor": "refused: it runs code that a request brings"
+    " (CVE-2026-7304)",
+}
 
 
 class SGLangConfig(Section):
@@ -24,7 +55,9 @@ class SGLangConfig(Section):
     servers: tuple[str, ...] = ()
     """URLs of running servers to attach to, "http://host:port"; none is launched."""
     router: str | None = None
-    """URL of a router in front of `servers`: generation goes there, control to each server."""
+    """URL of a router: generation goes there, control to each of `servers`, which are by default
+    those that the router knows when a worker starts.
+    """
     api_key_file: str | None = None
     """A file of mode 0600 with the key of generation."""
     admin_key_file: str | None = None
@@ -35,10 +68,29 @@ class SGLangConfig(Section):
     """A generation that takes longer fails; waiting for weights does not count."""
     control_timeout_s: PositiveFloat = 60.0
     """A call of control that takes longer fails."""
-    health_s: PositiveFloat = 5.0
-    """Pause between two looks at each server."""
+    health_s: PositiveFloat = 20.0
+    """A server that should generate, and is not healthy within so long, is lost; it is looked at
+    every quarter of that. The end of a launched server is heard of at once.
+    """
     probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     """Largest difference of a log probability between trainer and server after a load."""
+
+    @property
+    def attaches(self) -> bool:
+        """Whether the servers are somebody else's."""
+        return bool(self.servers) or self.router is not None
+
+    @field_validator("args")
+    @classmethod
+    def _not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for argument in value:
+            name = argument.partition("=")[0]
+            # a shortened option is one too: --api is --api-key
+            clash = next((option for option in _OURS if option.startswith(name)), None)
+            if name.startswith("--") and clash is not None:
+                msg = f"{argument!r} cannot be given: {clash} is {_OURS[clash]}"
+                raise ValueError(msg)
+        return value
 
     @field_validator("servers")
     @classmethod
@@ -56,25 +108,34 @@ class SGLangConfig(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if self.router is not None and not self.servers:
-            msg = (
-                f"rollout.sglang.router = {self.router!r} needs rollout.sglang.servers: weights and"
-                " pauses go to each server behind it"
-            )
-            raise ValueError(msg)
         if len(self.servers) > 1 and self.router is None:
             msg = (
                 f"rollout.sglang.servers = {list(self.servers)!r} are several, and nothing spreads"
                 " generation over them: give rollout.sglang.router, or one server"
             )
             raise ValueError(msg)
-        if self.servers and (self.command or self.args or self.tp != 1):
+        if self.attaches and (self.command or self.args or self.tp != 1):
             msg = (
-                "rollout.sglang.servers are running already: leave out rollout.sglang.command, args"
-                " and tp"
+                "rollout.sglang.servers, and those behind a router, are running already: leave out"
+                " rollout.sglang.command, args and tp"
+            )
+            raise ValueError(msg)
+        strange = [url for url in (*self.servers, self.router) if url and not _is_loopback(url)]
+        if strange and self.api_key_file is None:
+            msg = (
+                f"rollout.sglang: {strange[0]!r} is on another host, and nothing keeps strangers"
+                " from its weights: give rollout.sglang.api_key_file, the server's --api-key"
             )
             raise ValueError(msg)
         return self
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _url(value: str) -> str:

@@ -85,7 +85,7 @@ def load_token(path: str) -> bytes:
     Raises:
         ConfigError: the file is not a private one of ours, or its token is too short.
     """
-    token = _read_private(path, _FIELD, f"make one: {_RECIPE}").strip()
+    token = read_private(path, _FIELD, f"make one: {_RECIPE}").strip()
     if len(token) < _MIN_TOKEN_BYTES:
         msg = (
             f"{_FIELD} = {path!r}: the token has {len(token)} bytes and needs at least "
@@ -114,7 +114,7 @@ def load_tls(ca: str, cert: str, key: str) -> TlsContexts:
             others, or another node would refuse the certificate.
     """
     # ssl reads the key on its own: this is for the checks
-    _read_private(key, "runtime.tls.key", "give the private key of this node's certificate")
+    read_private(key, "runtime.tls.key", "give the private key of this node's certificate")
     contexts = TlsContexts(
         _make_context(ssl.PROTOCOL_TLS_SERVER, ca, cert, key),
         _make_context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key),
@@ -184,7 +184,7 @@ def _refuse_to_ask() -> str:
     raise ConfigError(msg)
 
 
-def _read_private(path: str, name: str, way_out: str) -> bytes:
+def read_private(path: str, name: str, way_out: str) -> bytes:
     """Read a file that nobody else can read or write. Checks what it has opened, not the path."""
     try:
         # a pipe without a writer would block for ever
