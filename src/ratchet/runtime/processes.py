@@ -75,13 +75,11 @@ class LocalSupervisor:
                     trainer.tell(b"stop")
                 return bool(trainers)
 
-            ranks = self._placement.ranks
             root = build_tree(
                 children,
                 self._config,
                 log=self._log,
                 on_escalation=self._on_escalation,
-                restarts_trainer=ranks is None or ranks.num_nodes == 1,
             )
             return await run_tree(root, stop=stop, kill=kill, stop_training=stop_training)
         finally:

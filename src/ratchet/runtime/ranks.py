@@ -17,9 +17,9 @@ unblocks it:
   private directory stays behind until the launcher removes that of its sockets, where it is if
   there is one; nothing in it is secret.)
 
-The agent restarts no rank: its launcher starts a trainer on one node again as a whole, from the
-newest checkpoint. A trainer on several nodes is not started again yet: its nodes would have to
-agree on which life of the gang they are.
+The agent restarts no rank: each launcher starts its node of the trainer again as a whole, and they
+meet as a new gang (`rendezvous.py`), which goes on from the newest checkpoint. Where rank 0 says
+that another life would end in the same way, its word ends the other nodes for good.
 
 On one node nothing but gloo's and NCCL's own connections listens, on the loopback interface. What
 several nodes expose is said in `rendezvous.py`.
@@ -45,6 +45,7 @@ from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.gang import FOLDER, Death, LastWords, RankFiles, first_cause
 from ratchet.runtime.placement import RankSpec, RoleSpec
 from ratchet.runtime.role import EXIT_CODES, STOP_S, RoleOutcome, log_name
+from ratchet.runtime.tree import is_last_word
 from ratchet.transport.mailbox.address import Address
 
 if TYPE_CHECKING:
@@ -97,21 +98,19 @@ class Gang:
         try:
             _launch(self._spec, self._ranks, rendezvous)
         except ChildFailedError as failed:
-            outcome = self._judge(failed)
-            rendezvous.fail(outcome.detail)
-            return self._elsewhere(rendezvous) or outcome
+            return self._failed(self._first_cause(failed), rendezvous)
         except (SignalException, _Terminated):
             rendezvous.fail("it was told to stop")
             return self._said().get(0, _STOPPED).outcome
         except NodeLost as lost:
             rendezvous.fail(str(lost))
-            return RoleOutcome("failed", str(lost))
+            return _end_of_other(str(lost))
         except Exception as error:
             rendezvous.fail(f"{type(error).__name__}: {error}")
             raise
         return self._said().get(self._first, _FINISHED).outcome
 
-    def _judge(self, failed: ChildFailedError) -> RoleOutcome:
+    def _first_cause(self, failed: ChildFailedError) -> RoleOutcome:
         deaths = [Death(rank, failure.exitcode) for rank, failure in failed.failures.items()]
         words = self._said()
         for rank, code in deaths:
@@ -119,16 +118,30 @@ class Gang:
             self._log.error("rank_failed", rank=rank, exit_code=code, detail=said)
         return first_cause(deaths, words, self._err_file)
 
-    def _elsewhere(self, rendezvous: FixedRendezvous) -> RoleOutcome | None:
-        """Return what failed on another node, if ranks here failed for want of it."""
-        if self._ranks.num_nodes == 1:
-            return None
-        heard = rendezvous.hear(_HEARSAY_S)
-        return None if heard is None else RoleOutcome("failed", heard)
+    def _failed(self, outcome: RoleOutcome, rendezvous: FixedRendezvous) -> RoleOutcome:
+        """Tell the other nodes; return what failed on another one, if ranks here missed its."""
+        from ratchet.backends.training.channel import LOST_RANK
+
+        if LOST_RANK not in outcome.detail:
+            for_good = outcome.status in {"user_error", "run_failed"} or is_last_word(outcome)
+            rendezvous.fail(outcome.detail, for_good=for_good)
+            return outcome
+        # a new gang has that rank again: this is no last word, even if rank 0 says it
+        outcome = RoleOutcome("failed", f"{self._spec.role.name}: {outcome.detail}")
+        rendezvous.fail(outcome.detail)
+        heard = rendezvous.hear(_HEARSAY_S) if self._ranks.num_nodes > 1 else None
+        return outcome if heard is None else _end_of_other(heard)
 
     def _said(self) -> dict[int, LastWords]:
         words = {self._first + n: files.last_words() for n, files in enumerate(self._files)}
         return {rank: said for rank, said in words.items() if said is not None}
+
+
+def _end_of_other(words: str) -> RoleOutcome:
+    """Return the end of this node because of another one."""
+    from ratchet.runtime.rendezvous import FOR_GOOD
+
+    return RoleOutcome("run_failed" if FOR_GOOD in words else "failed", words)
 
 
 _STOPPED: Final = LastWords(RoleOutcome("stopped"), 0.0)

@@ -8,6 +8,11 @@ The gang is fixed: so many nodes, each with a number of its own. That needs none
 "c10d" rendezvous does, which listens on every interface whatever host it is given, and unpickles
 what it finds in its store.
 
+A gang lives as long as the store that it met in, and ends as a whole. Its launchers start it again,
+each its own node: whoever is sooner than node 0 finds its number taken in the old store, and waits
+for the end of that. Ranks meet under a name of their gang's, so that one left from the gang before
+disturbs nobody.
+
 One node: nothing listens. The agent's store is in its memory, and the ranks' is a file in a private
 directory. Several nodes: the agent of node 0 serves one TCPStore on exactly the address that
 `rendezvous` names. TCPStore knows no authentication and no encryption: whoever reaches that port
@@ -18,11 +23,12 @@ a network of your own.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import socket
+import os
 import threading
 import time
-from contextlib import closing
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,18 +38,21 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ratchet.errors import ConfigError
+from ratchet.runtime.gang_store import MEET_S, connect, parse_endpoint, serve
 from ratchet.runtime.placement import RankSpec
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-MEET_S: Final = 600.0
-"""Seconds in which all nodes of a trainer must have started."""
 SILENT_S: Final = 15.0
+LIFE: Final = "RATCHET_GANG"
+"""Environment variable of the ranks with the name of their gang."""
+FOR_GOOD: Final = "failed for good: "
+"""Another life of the gang would end in the same way."""
 _BEAT_S: Final = 1.0
 _FAILED: Final = "failed: "
 _dist: Final[Any] = dist
-"""torch's stubs know neither `master_listen_fd` nor `clone`."""
+"""torch's stubs do not know `clone`."""
 
 
 class NodeLost(Exception):  # noqa: N818 - reads as the event it reports
@@ -57,24 +66,9 @@ def rank_store(ranks: RankSpec, run_id: str, folder: Path) -> Store:
         store = _dist.FileStore(str(folder / "store"), ranks.ranks_per_node)
     else:
         host, port = parse_endpoint(ranks.rendezvous)
-        store = _dist.PrefixStore(f"{run_id}/ranks", _connect(host, port))
+        life = os.environ[LIFE]
+        store = _dist.PrefixStore(f"{run_id}/ranks/{life}", connect(host, port))
     return store
-
-
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of "HOST:PORT".
-
-    Raises:
-        ConfigError: if it is not of that form.
-    """
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        msg = (
-            f"the rendezvous {text!r} of a trainer with several nodes is not HOST:PORT: name an"
-            " address of node 0 and a free port there"
-        )
-        raise ConfigError(msg)
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -84,6 +78,7 @@ class FixedRendezvous(RendezvousHandler):
         self._ranks = ranks
         self._run_id = run_id
         self._store: Any = None
+        self._met_at = 0.0
         self._heard: dict[int, tuple[str, float]] = {}
         """node -> its last word, and when that was new"""
         self._failed = False
@@ -120,12 +115,18 @@ class FixedRendezvous(RendezvousHandler):
             here = RendezvousStoreInfo("127.0.0.1", 0)
             return RendezvousInfo(self._store, 0, 1, here)
         host, port = parse_endpoint(ranks.rendezvous)
-        server = _serve(host, port) if ranks.node_rank == 0 else _connect(host, port)
-        self._store = _dist.PrefixStore(f"{self._run_id}/agents", server)
-        self._enter()
-        beats = server.clone()
-        self._beats = threading.Thread(target=self._beat, args=(beats,), daemon=True, name="beats")
+        server = serve(host, port) if ranks.node_rank == 0 else self._join(host, port)
+        self._store = self._agents(server)
+        if ranks.node_rank == 0:
+            self._enter(self._store)
+        os.environ[LIFE] = self._store.compare_set("life", "", uuid.uuid4().hex).decode()
+        self._beats = threading.Thread(
+            target=self._beat, args=(server.clone(),), daemon=True, name="beats"
+        )
         self._beats.start()
+        every = [_entered(node) for node in range(ranks.num_nodes)]
+        self._store.wait(every, timedelta(seconds=MEET_S))
+        self._met_at = time.monotonic()
         return RendezvousInfo(
             self._store, ranks.node_rank, ranks.num_nodes, RendezvousStoreInfo(host, port)
         )
@@ -158,11 +159,15 @@ class FixedRendezvous(RendezvousHandler):
 
     # --- between the nodes
 
-    def fail(self, detail: str) -> None:
-        """Tell the other nodes why this one ends."""
+    def fail(self, detail: str, *, for_good: bool = False) -> None:
+        """Tell the other nodes why this one ends; node 0 leaves them the time to hear of it."""
         self._failed = True
         if self._store is not None and self._ranks.num_nodes > 1:
-            self._store.set(_word(self._ranks.node_rank), _FAILED + detail)
+            word = (FOR_GOOD if for_good else _FAILED) + detail
+            with contextlib.suppress(RuntimeError):  # node 0 is gone, and the store with it
+                self._store.set(_word(self._ranks.node_rank), word)
+            if self._ranks.node_rank == 0:
+                self._closed.wait(2 * _BEAT_S)  # the store goes with this process
 
     def hear(self, within_s: float) -> str | None:
         """Wait a little for the news that another node failed; None if there is none."""
@@ -175,25 +180,60 @@ class FixedRendezvous(RendezvousHandler):
         """Return what is known of a node that failed or fell silent."""
         now = time.monotonic()
         for node, (word, since) in list(self._heard.items()):
-            if word.startswith(_FAILED):
+            if word.startswith((_FAILED, FOR_GOOD)):
                 return f"node {node} of the trainer {word}"
-            if now - since > SILENT_S:
+            if now - max(since, self._met_at) > SILENT_S:
                 return f"node {node} of the trainer has been silent for {SILENT_S:g} s"
         return None
 
-    def _enter(self) -> None:
-        """Check that this is one gang."""
+    def _agents(self, server: Any) -> Any:
+        return _dist.PrefixStore(f"{self._run_id}/agents", server)
+
+    def _join(self, host: str, port: int) -> Any:
+        """Enter the gang of node 0: the next one, if this node has been in the one that is there.
+
+        Raises:
+            ConfigError: if two nodes have the same number, or they disagree about the gang.
+            NodeLost: if node 0 does not begin anew in time.
+            RuntimeError: of torch, if node 0 cannot be reached in time.
+        """
+        end = time.monotonic() + MEET_S
+        while time.monotonic() < end:
+            server = connect(host, port)
+            with contextlib.suppress(RuntimeError):  # the store has gone
+                store = self._agents(server)
+                if self._enter(store):
+                    return server
+                self._until_gone(store, end)
+        raise NodeLost(f"node 0 of the trainer is still in the gang of before, after {MEET_S:g} s")
+
+    def _until_gone(self, store: Any, end: float) -> None:
+        """Wait for the end of a gang in which this node's number is taken: by itself, before it was
+        started again; or by another, who lives.
+        """
+        mine = self._ranks.node_rank
+        words: set[str] = set()
+        while time.monotonic() < end:
+            word = store.get(_word(mine)).decode() if store.check([_word(mine)]) else ""
+            words.update([word] if word.isdecimal() else [])
+            if len(words) > 1:
+                msg = f"there are two nodes {mine} of the trainer; number them from 0"
+                raise ConfigError(msg)
+            time.sleep(_BEAT_S)
+
+    def _enter(self, store: Any) -> bool:
+        """Take the place of this node in the gang of a store; False if it is taken.
+
+        Raises:
+            ConfigError: if the nodes disagree about the gang.
+        """
         ranks = self._ranks
         shape = f"{ranks.num_nodes} nodes of {ranks.ranks_per_node} ranks"
-        first = self._store.compare_set("shape", "", shape).decode()
+        first = store.compare_set("shape", "", shape).decode()
         if first != shape:
             msg = f"node {ranks.node_rank} of the trainer has {shape}, another one has {first}"
             raise ConfigError(msg)
-        if self._store.add(f"entered/{ranks.node_rank}", 1) != 1:
-            msg = f"there are two nodes {ranks.node_rank} of the trainer; number them from 0"
-            raise ConfigError(msg)
-        every = [f"entered/{node}" for node in range(ranks.num_nodes)]
-        self._store.wait(every, timedelta(seconds=MEET_S))
+        return bool(store.add(_entered(ranks.node_rank), 1) == 1)
 
     def _beat(self, server: Any) -> None:
         """Say that this node lives and hear from the others; node 0 from all, all from node 0."""
@@ -222,35 +262,8 @@ def _word(node: int) -> str:
     return f"word/{node}"
 
 
+def _entered(node: int) -> str:
+    return f"entered/{node}"
+
+
 BACKEND: Final = "ratchet"
-
-
-def _serve(host: str, port: int) -> Any:
-    """Serve a store on one address only; torch's own server listens on all."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    with closing(listener):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            msg = (
-                f"the rendezvous {host}:{port} cannot be bound: {error.strerror}; it must be an"
-                " address of this machine, node 0 of the trainer, and a free port"
-            )
-            raise ConfigError(msg) from None
-        listener.listen(128)
-        return _dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=MEET_S),
-            master_listen_fd=listener.detach(),
-        )
-
-
-def _connect(host: str, port: int) -> Any:
-    return _dist.TCPStore(
-        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=MEET_S)
-    )

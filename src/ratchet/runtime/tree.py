@@ -107,14 +107,15 @@ class _Judge:
 
     async def ended(self) -> End:
         end = await self._child.ended()
-        if not isinstance(end, RoleEnd) or not _is_last_word(end.outcome):
+        if not isinstance(end, RoleEnd) or not is_last_word(end.outcome):
             return end
         await asyncio.sleep(GRACE_S)  # it may be the consequence of an end that is told by then
         outcome = RoleOutcome("failed", end.reason)
         return RoleEnd(end.who, "fatal", end.reason, outcome=outcome)
 
 
-def _is_last_word(outcome: RoleOutcome) -> bool:
+def is_last_word(outcome: RoleOutcome) -> bool:
+    """Return whether a role says itself that the run cannot go on."""
     failed = outcome.status == "failed" and outcome.detail.startswith("RunFailed: ")
     return failed and LOST not in outcome.detail
 
@@ -125,7 +126,6 @@ def build_tree(
     *,
     log: Log,
     on_escalation: OnEscalation | None = None,
-    restarts_trainer: bool = True,
 ) -> Supervisor:
     """Return the supervisor of the roles that are placed here, in the order of their start.
 
@@ -135,7 +135,6 @@ def build_tree(
         log: of the launcher.
         on_escalation: told the cause before the roles are stopped; unless it came from the
             registry, or the run goes on with another in the place of a role here.
-        restarts_trainer: False for one node of several that a trainer is on.
     """
     # the registry outlives the trainer of another launcher until all roles have heard of the end
     placed = {kind for kind, _ in children}
@@ -150,8 +149,7 @@ def build_tree(
     trainers = [child for kind, child in children if kind == "trainer"]
     if trainers:
         guided = [_Judge(child) for child in trainers]
-        max_restarts = config.runtime.max_restarts if restarts_trainer else 0
-        training = _workers(TRAINING, guided, config, log, STOP_S["trainer"], max_restarts)
+        training = _workers(TRAINING, guided, config, log, STOP_S["trainer"])
         members.append(Member(training, significant=True))
     rollouts = [child for kind, child in children if kind == "rollout"]
     if rollouts:
@@ -179,12 +177,11 @@ def _workers(
     config: Config,
     log: Log,
     stop_s: float = STOP_S["rollout"],
-    max_restarts: int | None = None,
 ) -> Supervisor:
     runtime = config.runtime
     rules = Rules(
         runtime.restart_strategy,
-        max_restarts=runtime.max_restarts if max_restarts is None else max_restarts,
+        max_restarts=runtime.max_restarts,
         window_s=runtime.restart_window_s,
         backoff_first_s=runtime.backoff_first_s,
         backoff_most_s=runtime.backoff_most_s,

@@ -1,3 +1,4 @@
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +11,15 @@ import pytest
 
 from ratchet.errors import ConfigError
 from ratchet.runtime import rendezvous
+from ratchet.runtime.gang_store import parse_endpoint
 from ratchet.runtime.placement import RankSpec
-from ratchet.runtime.rendezvous import FixedRendezvous, NodeLost, parse_endpoint, rank_store
+from ratchet.runtime.rendezvous import (
+    FOR_GOOD,
+    LIFE,
+    FixedRendezvous,
+    NodeLost,
+    rank_store,
+)
 
 WITHIN_S = 20.0
 
@@ -26,6 +34,7 @@ def endpoint() -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_BEAT_S", 0.02)
+    monkeypatch.setenv(LIFE, "")  # and away with it after the test
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +127,33 @@ def test_a_silent_node_is_given_up(endpoint: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
     with pytest.raises(NodeLost, match=r"node 1 of the trainer has been silent for 0\.3 s"):
         until(first.num_nodes_waiting)
+
+
+def test_a_node_that_comes_again_waits_for_the_next_gang(endpoint: str) -> None:
+    first, second = nodes(endpoint)
+    meet(first, second)
+    old = os.environ[LIFE]
+    second.close()  # dead
+    later = nodes(endpoint)
+    with ThreadPoolExecutor(2) as threads:
+        again = threads.submit(later[1].next_rendezvous)
+        until(lambda: first._store.add("entered/1", 0) > 1)
+        assert not again.done()
+        first.close()
+        first._store = None  # and with it the server
+        first_again = threads.submit(later[0].next_rendezvous)
+        assert again.result(WITHIN_S).world_size == first_again.result(WITHIN_S).world_size == 2
+    assert os.environ[LIFE] not in {"", old}
+    assert [node.num_nodes_waiting() for node in later] == [0, 0]
+
+
+def test_an_end_for_good_is_told_as_such(endpoint: str) -> None:
+    first, second = nodes(endpoint)
+    meet(first, second)
+    first.fail("3 steps in a row were not finite", for_good=True)
+    assert second.hear(WITHIN_S) == (
+        f"node 0 of the trainer {FOR_GOOD}3 steps in a row were not finite"
+    )
 
 
 def test_two_nodes_of_one_number_are_refused(endpoint: str) -> None:

@@ -66,13 +66,11 @@ class World:
         self.roles = {name: Role(name, self.stopped) for _, name in roles}
         self.stops_of_training = 0
         self._has_trainer = "trainer-0" in self.roles
-        several_nodes = runtime.pop("several_nodes", False)
         root = build_tree(
             [(kind, self.roles[name]) for kind, name in roles],
             small_config(runtime=runtime),
             log=self.log,
             on_escalation=self._tell,
-            restarts_trainer=not several_nodes,
         )
         self.outcome = asyncio.ensure_future(
             run_tree(root, stop=self.stop, kill=self.kill, stop_training=self._stop_training)
@@ -231,15 +229,6 @@ def test_a_trainer_that_dies_too_often_ends_the_run() -> None:
     assert outcome.status == "failed"
     assert outcome.detail.startswith("trainer-0 died of signal 9 (the first of 2 ends of training")
     assert world.told == [outcome.detail]
-
-
-def test_a_trainer_on_several_nodes_is_not_started_again() -> None:
-    def act(world: World) -> None:
-        world["trainer-0"].end("failed", "rank 1 of the trainer died of signal 9")
-
-    outcome, world = scenario(act, several_nodes=True)
-    assert outcome.status == "failed"
-    assert world["trainer-0"].starts == 1
 
 
 def test_what_a_trainer_says_itself_ends_the_run() -> None:

@@ -36,6 +36,8 @@ ANNOUNCE_S: Final = 60.0
 FAILED_S: Final = 5.0
 """What fails on one rank alone leaves the others in a collective, which ends when it exits."""
 VERDICT_BYTES: Final = 512
+LOST_RANK: Final = "a rank of the trainer was lost"
+"""What the error of a rank says that misses another."""
 
 _FOREVER_S: Final = 30 * 86400.0
 _c10d: Final[Any] = _distributed_c10d
@@ -153,5 +155,5 @@ def _called(call: Callable[[], T], what: str) -> T:
         return call()
     except RuntimeError as error:
         text = _SOURCE.sub("", str(error)).partition(". This")[0]
-        msg = f"a rank of the trainer was lost while {what}: {text}"
+        msg = f"{LOST_RANK} while {what}: {text}"
         raise RunFailed(msg) from None
