@@ -104,7 +104,9 @@ class Launch:
             RunFailed: if the registry is not there.
         """
         if self.kind == "registry":
-            run_id = host_run_directory(self.directory, self.config) or uuid.uuid4().hex
+            hosted = host_run_directory(self.directory, self.config)
+            run_id = hosted.run_id or uuid.uuid4().hex
+            self.registry = self.registry.known_as(hosted.address)
         else:
             run_id = await self._join()
             if not run_id:
@@ -236,9 +238,7 @@ class Launch:
         )
 
     async def _registry_up(self, running: asyncio.Task[RoleOutcome]) -> Address | None:
-        """Return where the registry is; of our own, where it really listens, or None if it has
-        ended before it does.
-        """
+        """Return where the registry is; None if it is our own, and has ended before it listens."""
         if self.kind != "registry":
             return self.registry
         while not running.done():

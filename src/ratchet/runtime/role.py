@@ -35,7 +35,7 @@ from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.placement import RoleSpec
 from ratchet.runtime.reporter import Reporter
-from ratchet.runtime.rundir import Links, write_links
+from ratchet.runtime.rundir import Links, same_address, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials, load_tls
@@ -125,10 +125,11 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         ask_timeout_s=config.runtime.ask_timeout_s,
         registry_wait_s=config.runtime.registry_wait_s,
     )
+    listen = Address.parse(spec.listen)
     node = Node(
         name=spec.role.name,
         incarnation=spec.role.incarnation,
-        address=Address.parse(spec.listen),
+        address=same_address(run, listen) if spec.role.kind == "registry" else listen,
         key=bytes.fromhex(spec.key),
         run_id=spec.run_id,
         local=system.local,

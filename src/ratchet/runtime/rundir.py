@@ -12,6 +12,7 @@ import tempfile
 from contextlib import closing
 from errno import ENOTDIR
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from ratchet.runtime.agreement import check_same
 from ratchet.runtime.placement import TlsFiles
 from ratchet.storage.sqlite import open_reader
 from ratchet.storage.versions import SCHEMA
+from ratchet.transport.mailbox.address import Address
 from ratchet.types import RoleKind
 
 
@@ -50,12 +52,16 @@ def read_links(run: RunDirectory) -> Links | None:
     Raises:
         UserError: if it is damaged.
     """
+    return _read_links(run.links)
+
+
+def _read_links(path: Path) -> Links | None:
     try:
-        return msgspec.json.decode(run.links.read_bytes(), type=Links)
+        return msgspec.json.decode(path.read_bytes(), type=Links)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        msg = f"{run.links} cannot be read: {error}; remove it, or give another directory"
+        msg = f"{path} cannot be read: {error}; remove it, or give another directory"
         raise UserError(msg) from None
 
 
@@ -88,18 +94,39 @@ def create_run_directory(root: Path, config: Config) -> RunDirectory:
     return run
 
 
-def host_run_directory(run: RunDirectory, config: Config) -> str | None:
-    """Make the directory of a registry, or go on in it; return the id of the run that it has.
+class Hosted(NamedTuple):
+    """What the directory of a registry knows of the run in it."""
+
+    run_id: str | None = None
+    address: Address | None = None
+    """where its registry has listened"""
+
+
+def host_run_directory(run: RunDirectory, config: Config) -> Hosted:
+    """Make the directory of a registry, or go on in it; links.json comes when it listens.
 
     Raises:
         ConfigError: if it is of another run, or cannot be made.
     """
     if _make_whole(run, config, links=None):
-        return None
+        return Hosted()
     _check_config(run, config)
-    before = read_links(run)
-    run.links.unlink(missing_ok=True)  # until the registry listens again
-    return recorded_run(run) or (before.run_id if before is not None else None)
+    kept = run.links.with_suffix(".before")
+    if run.links.exists():
+        read_links(run)  # one that is damaged is left where it is
+        run.links.replace(kept)
+    before = _read_links(kept)
+    if before is None:
+        return Hosted(recorded_run(run))
+    return Hosted(recorded_run(run) or before.run_id, Address.parse(before.registry))
+
+
+def same_address(run: RunDirectory, address: Address) -> Address:
+    """Return where a registry that may choose its port is to listen: where its last life did, under
+    the same launcher, and where all others look for it.
+    """
+    links = read_links(run)
+    return address.known_as(None if links is None else Address.parse(links.registry))
 
 
 def join_run_directory(run: RunDirectory, config: Config, links: Links, *, kind: RoleKind) -> None:

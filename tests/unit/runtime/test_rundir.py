@@ -15,9 +15,11 @@ from ratchet.runtime.rundir import (
     join_run_directory,
     read_links,
     recorded_run,
+    same_address,
     write_links,
 )
 from ratchet.storage.versions import VersionStore
+from ratchet.transport.mailbox.address import Address
 
 
 def test_the_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
@@ -131,13 +133,34 @@ def test_what_is_no_run_directory_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_registry_finds_the_run_that_its_directory_holds(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path / "registry"), small_config()
-    assert host_run_directory(run, config) is None
-    assert host_run_directory(run, config) is None  # it has never listened
+    assert host_run_directory(run, config) == (None, None)
+    assert host_run_directory(run, config) == (None, None)  # it has never listened
     write_links(run, LINKS)
-    assert host_run_directory(run, config) == "run-1"
-    assert read_links(run) is None  # until it listens again
+    address = Address.parse(LINKS.registry)
+    for _ in range(2):  # killed before it listens
+        assert host_run_directory(run, config) == ("run-1", address)
+        assert read_links(run) is None  # until it listens again
     VersionStore.open(run.versions, run="run-1").close()
     assert recorded_run(run) == "run-1"
-    assert host_run_directory(run, config) == "run-1"
+    assert host_run_directory(run, config) == ("run-1", address)
+    run.links.write_text("{")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"links.json cannot be read.*remove it"):
+            host_run_directory(run, config)
+    run.links.unlink()
     with pytest.raises(ConfigError, match=r"trainer\.num_steps is 7 here and 3 there"):
         host_run_directory(run, small_config(trainer={"num_steps": 7}))
+
+
+def test_a_registry_that_may_choose_its_port_keeps_it(tmp_path: Path) -> None:
+    run = create_run_directory(tmp_path / "run", small_config())
+    any_port, chosen = Address("tcp", "127.0.0.1", 0), Address("tcp", "127.0.0.1", 7000)
+    assert same_address(run, any_port) == any_port
+    write_links(run, LINKS)
+    assert same_address(run, any_port) == chosen
+    for other in (
+        Address("tcp", "127.0.0.1", 7001),
+        Address("tcp", "127.0.0.2", 0),
+        Address("unix", "/x"),
+    ):
+        assert same_address(run, other) == other

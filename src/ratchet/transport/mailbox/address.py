@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -89,6 +89,12 @@ class Address:
     def is_name(self) -> bool:
         """The name of a machine: one may dial it and not listen there."""
         return self.kind == "tcp" and _ip(self.host) is None
+
+    def known_as(self, before: Address | None) -> Address:
+        """Return where others look for it since it was there, if any port of this host will do."""
+        if before is None or self.kind != "tcp" or self.port or self != replace(before, port=0):
+            return self
+        return before
 
     def __str__(self) -> str:
         if self.kind == "unix":
