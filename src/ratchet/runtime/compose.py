@@ -143,15 +143,19 @@ def _start_rollout(
     *,
     in_process: bool,
 ) -> LocalRef:
+    from ratchet.backends.rollout.base import ServedEngine
     from ratchet.runtime.base_model import ensure_base_model
     from ratchet.transport.weights.registry import open_receiver
 
     create = import_chosen("rollout.backend", config.rollout.backend, ENGINES)
+    engine = create(config, ensure_base_model(config, run.base))
+    if isinstance(engine, ServedEngine):
+        engine.log_to(run.logs / f"{role.name}-engine.log")
     return RolloutActor.start(
         system,
         role,
         config=config,
-        engine=create(config, ensure_base_model(config, run.base)),
+        engine=engine,
         receiver=open_receiver(config.weights),
         scorer=open_scorer(config, task, in_process=in_process, log=system.log),
         eval_prompts=task.prompts("eval")[: config.eval.num_prompts],

@@ -9,7 +9,8 @@ on threads of its own, never on the event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ratchet.transport.weights.base import WeightSink
 from ratchet.types import FinishReason, Packed, VersionSpan
@@ -98,4 +99,21 @@ class RolloutEngine(WeightSink, Protocol):
 
     async def close(self) -> None:
         """Fail what is in flight with `GenerationFailed` and free everything."""
+        ...
+
+
+@runtime_checkable
+class ServedEngine(Protocol):
+    """What an engine with processes of its own has beside the rest."""
+
+    def log_to(self, path: Path) -> None:
+        """Let the output of its processes go to a file; called before `start`."""
+        ...
+
+    async def watch(self) -> None:
+        """Wait until it cannot serve any more, and never again; called after `start`.
+
+        Raises:
+            EngineLost: then, with the reason.
+        """
         ...

@@ -8,21 +8,25 @@ Connections are kept alive and reused. A call is repeated only where that cannot
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import aiohttp
+import msgspec
 
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ratchet.types import PauseMode
 
 RETRIES: Final = 3
 """Of a call that is safe to repeat, within its deadline."""
 
+Repeat: TypeAlias = Literal["unsent", "always"]
+
+_OK: Final = 200
+_UNAVAILABLE: Final = 503
 _BACKOFF_S: Final = 0.1
 _KEEPALIVE_S: Final = 2.0
 """Less than a server keeps an idle connection (5 s by default), so that it does not close one that
@@ -101,18 +105,25 @@ class SGLangClient:
 
     # --- generation
 
-    async def generate(self, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def generate(
+        self,
+        body: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        decode: Callable[[bytes], Any] = msgspec.json.decode,
+    ) -> Any:
         """Generate; a list of prompts gives a list of answers. Repeated only while nothing was
         sent.
 
         Raises:
             ServerGone, CallRefused, TooLate.
         """
-        return await self.call("POST", "/generate", body, timeout_s=timeout_s, repeat="unsent")
+        return await self.call("POST", "/generate", body, timeout_s=timeout_s, decode=decode)
 
-    async def abort(self, rid: str) -> None:
+    async def abort(self, rid: str, *, timeout_s: float | None = None) -> None:
         """Take one request out of the batch; an unknown one is ignored."""
-        await self.control("/abort_request", {"rid": rid, "abort_all": False}, repeat="always")
+        body = {"rid": rid, "abort_all": False}
+        await self.control("/abort_request", body, timeout_s=timeout_s, repeat="always")
 
     # --- control
 
@@ -216,7 +227,7 @@ class SGLangClient:
         try:
             await self.call("GET", "/health", timeout_s=timeout_s, repeat="always")
         except CallRefused as error:
-            if error.status == 503:
+            if error.status == _UNAVAILABLE:
                 return False
             raise
         return True
@@ -237,13 +248,13 @@ class SGLangClient:
         body: Mapping[str, Any],
         *,
         timeout_s: float | None = None,
-        repeat: str = "unsent",
+        repeat: Repeat = "unsent",
     ) -> Any:
         """POST with the admin key; an answer that says `success: false` is refused as well."""
         answer = await self.call("POST", path, body, admin=True, timeout_s=timeout_s, repeat=repeat)
         if isinstance(answer, dict) and answer.get("success") is False:
             text = str(answer.get("message") or answer.get("error_message") or answer)
-            raise CallRefused(f"POST {self.url}{path}", 200, text[:_TEXT_LIMIT])
+            raise CallRefused(f"POST {self.url}{path}", _OK, text[:_TEXT_LIMIT])
         return answer
 
     async def call(
@@ -254,7 +265,8 @@ class SGLangClient:
         *,
         admin: bool = False,
         timeout_s: float | None = None,
-        repeat: str = "unsent",
+        repeat: Repeat = "unsent",
+        decode: Callable[[bytes], Any] = msgspec.json.decode,
     ) -> Any:
         """Make one call and return the decoded JSON, or the text of an answer that is none.
 
@@ -266,13 +278,14 @@ class SGLangClient:
             timeout_s: deadline of everything, repetitions included.
             repeat: "unsent" repeats only what the server cannot have seen, "always" also what it
                 may have: for calls that do no more when made twice.
+            decode: of an answer in JSON.
 
         Raises:
             ServerGone, CallRefused, TooLate.
         """
         deadline_s = self._control_timeout_s if timeout_s is None else timeout_s
         where = f"{method} {self.url}{path}"
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else msgspec.json.encode(body)
         key = self._admin_key if admin else self._api_key
         headers = {"Content-Type": "application/json"} if data is not None else {}
         if key is not None:
@@ -281,7 +294,8 @@ class SGLangClient:
             async with asyncio.timeout(deadline_s):
                 for attempt in range(RETRIES + 1):
                     try:
-                        return await self._once(method, path, where, data, headers)
+                        text, is_json = await self._once(method, path, where, data, headers)
+                        break
                     except ServerGone as error:
                         again = repeat == "always" or not error.sent
                         if self._closed or not again or attempt == RETRIES:
@@ -290,7 +304,11 @@ class SGLangClient:
         except TimeoutError:
             msg = f"{where}: no answer within {deadline_s:g} s"
             raise TooLate(msg) from None
-        raise AssertionError("the loop returns or raises")
+        try:
+            return decode(text) if is_json else text.decode(errors="replace")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            msg = f"not the answer that was expected: {error}"
+            raise CallRefused(where, _OK, msg) from error
 
     async def _once(
         self,
@@ -299,7 +317,8 @@ class SGLangClient:
         where: str,
         data: bytes | None,
         headers: Mapping[str, str],
-    ) -> Any:
+    ) -> tuple[bytes, bool]:
+        """Return the body of a success, and whether it is JSON."""
         try:
             async with self._open().request(
                 method, f"{self.url}{path}", data=data, headers=headers, allow_redirects=False
@@ -311,14 +330,9 @@ class SGLangClient:
         except (aiohttp.ClientError, OSError) as error:
             msg = f"{where}: {type(error).__name__}: {error}"
             raise ServerGone(msg, sent=True) from error
-        if response.status != 200:
+        if response.status != _OK:
             raise CallRefused(where, response.status, text.decode(errors="replace")[:_TEXT_LIMIT])
-        if response.content_type != "application/json":
-            return text.decode(errors="replace")
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise CallRefused(where, response.status, f"not JSON: {error}") from error
+        return text, response.content_type == "application/json"
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
