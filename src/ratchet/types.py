@@ -192,7 +192,7 @@ class UnusedGroup(msgspec.Struct, frozen=True):
     staleness: int | None
     """of its oldest token, in optimiser steps, if it is stale"""
     group: RolloutGroup | None
-    """None for a failure"""
+    """None for a failure, and for a group of an earlier life of the buffer that was not kept"""
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
@@ -273,6 +273,19 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
+class WeightProbe(msgspec.Struct, frozen=True, gc=False):
+    """What the trainer's model computes with the weights of a version: log softmax(logits) of each
+    token of N sequences but their first, with L tokens each.
+    """
+
+    length: int
+    """L"""
+    token_ids: Packed
+    """int32 [N x L], within the vocabulary"""
+    logprobs: Packed
+    """float32 [N x (L - 1)]"""
+
+
 class WeightManifest(msgspec.Struct, frozen=True):
     """The plan of one transfer: what travels, where it lies, what is tied. Digests follow the
     buckets.
@@ -285,6 +298,8 @@ class WeightManifest(msgspec.Struct, frozen=True):
     bucket_bytes: tuple[int, ...]
     aliases: dict[str, str]
     """tied parameter name -> the name that travels"""
+    probe: WeightProbe | None = None
+    """for engines that cannot be read back"""
 
 
 class WeightRoute(msgspec.Struct, frozen=True):

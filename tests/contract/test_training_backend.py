@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from tests.helpers.gang import SecondRank
 from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 
+from ratchet.backends.models import load_model
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.backends.training.fsdp import create_backend
 from ratchet.backends.training.ranks import Leader
 from ratchet.config import LoraConfig
-from ratchet.types import Packed, Rollout, RolloutGroup
+from ratchet.types import Packed, Rollout, RolloutGroup, WeightProbe
 
 Body = Callable[[TrainingBackend], Awaitable[None]]
 
@@ -239,6 +240,51 @@ def test_specs_are_fixed_and_describe_what_is_read(
             assert torch.equal(left, right)
 
     harness.run(body)
+
+
+def test_a_probe_is_a_function_of_the_weights_and_changes_nothing(
+    harness: Harness, groups: list[RolloutGroup]
+) -> None:
+    """Also not what a step does after it: ranks that gathered weights for it give them back."""
+    after: list[dict[str, torch.Tensor]] = []
+    probes: list[WeightProbe | None] = []
+
+    async def train(probing: str, backend: TrainingBackend) -> None:
+        for seed in range(2):
+            if probing:
+                before = snapshot(backend)
+                probes.extend([await backend.probe(seed), await backend.probe(seed)])
+                assert equal(snapshot(backend), before)
+            await backend.forward_backward(groups)
+            await backend.optimizer_step()
+        if probing:
+            probes.append(await backend.probe(0))
+        after.append(snapshot(backend))
+
+    harness.run(partial(train, "probing"))
+    harness.run(partial(train, ""))
+    assert equal(*after)
+    if harness.kind == "fake":
+        assert probes == [None] * 5
+        return
+    first, again, other, _, later = probes
+    assert first is not None
+    assert again == first
+    assert other is not None
+    assert other.token_ids != first.token_ids
+    assert later is not None
+    assert later.token_ids == first.token_ids
+    assert later.logprobs != first.logprobs
+    ids = first.token_ids.numpy().reshape(-1, first.length)
+    logprobs = first.logprobs.numpy().reshape(len(ids), -1)
+    assert logprobs.shape == (len(ids), first.length - 1)
+    if not harness.kind.startswith("lora"):  # the first probe is of the base model
+        model = load_model(harness.folder / "base", "float32")
+        inputs = torch.tensor(ids, dtype=torch.long)
+        with torch.no_grad():
+            expected = model(inputs).logits.log_softmax(-1)[:, :-1]
+        expected = expected.gather(-1, inputs[:, 1:, None])[..., 0]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0.0, atol=1e-5)
 
 
 def test_the_same_calls_give_the_same_weights(harness: Harness, groups: list[RolloutGroup]) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.transport.weights.buckets import dtype_name, host_bytes
 from ratchet.transport.weights.digest import bucket_digest, digests_of, whole_digest
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
-from ratchet.types import PauseMode, PolicyVersion
+from ratchet.types import PauseMode, PolicyVersion, WeightProbe
 
 Tensors = dict[str, torch.Tensor]
 
@@ -145,3 +146,24 @@ class AdoptingFakeSink(FakeSink):
         self.version = None
         await self._enter("adopt")
         self.tensors.update(tensors)
+
+
+class ProbedFakeSink(FakeSink):
+    """An engine that gives no weights back, and computes `computes` with what it holds."""
+
+    computes: WeightProbe | None = None
+    expected: WeightProbe | None = None
+
+    def expect(self, probe: WeightProbe | None) -> None:
+        self.events.append("expect")
+        self.expected = probe
+
+    async def read(self, names: Sequence[str]) -> Sequence[torch.Tensor]:
+        raise AssertionError(names)
+
+    async def stamp(self, version: PolicyVersion) -> None:
+        if self.expected not in {None, self.computes}:
+            self.events.append("refused")
+            msg = "it computes something else"
+            raise WeightsMismatch(msg)
+        await super().stamp(version)

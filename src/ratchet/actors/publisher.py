@@ -30,7 +30,7 @@ from ratchet.messages import Ask, BurnVersion, CommitVersion, ReserveVersion, Ve
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage, Position
 from ratchet.transport.mailbox.base import Directory
-from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord
+from ratchet.types import PolicyVersion, RoleInfo, Term, VersionRecord, WeightProbe
 
 R = TypeVar("R")
 
@@ -49,6 +49,12 @@ class WeightSnapshot(Protocol):
     def reading(self, version: PolicyVersion) -> AbstractContextManager[None]:
         """Give the sender this version, the newest taken, as long as the context lasts."""
         ...
+
+
+class ProbeFunction(Protocol):
+    """`TrainingBackend.probe`."""
+
+    def __call__(self, seed: int) -> Awaitable[WeightProbe | None]: ...  # noqa: D102
 
 
 class Published(NamedTuple):
@@ -70,6 +76,7 @@ class _Offer(NamedTuple):
     version: PolicyVersion
     step: int
     engines: tuple[RoleInfo, ...]
+    probe: WeightProbe | None
 
 
 class Publisher:
@@ -84,6 +91,7 @@ class Publisher:
         now: Callable[[], float],
         log: Log,
         snapshot: WeightSnapshot | None = None,
+        probe: ProbeFunction | None = None,
     ) -> None:
         self.term: Term = 0
         self.lineage = Lineage()
@@ -92,6 +100,7 @@ class Publisher:
         self.holders: dict[str, RoleInfo] = {}
         """The engines that hold the live version."""
         self.snapshot = snapshot
+        self._probe = probe
         self.pins: Pins = NoPins()
         self._base: PolicyVersion | None = None
         self._offer: _Offer | None = None
@@ -157,12 +166,13 @@ class Publisher:
         self._decided.clear()
         parent = self._base if self.version is None else self.version
         self._reserving = True
+        probe = None if self._probe is None else await self._probe(step)
         reserved: VersionReserved = await self._ask_registry(
             ReserveVersion(self.term, step, parent)
         )
         self._reserving = False
         self.lineage.add(reserved.version, step, parent)
-        self._offer = _Offer(reserved.version, step, reserved.rollouts)
+        self._offer = _Offer(reserved.version, step, reserved.rollouts, probe)
 
     def transfer(self) -> Awaitable[Published]:
         """Offer the version just reserved to every engine, and make it live or burn it.
@@ -225,10 +235,10 @@ class Publisher:
 
     async def _publish(self, offer: _Offer, snapshot_s: float) -> Published:
         started = self._now()
-        version, step, offered = offer
+        version, step, offered, probe = offer
         engines = [engine for engine in offered if not self.pins.pinned(engine)]
         with self._reading(version):
-            done = await self._transfers.run(self.term, version, step, engines)
+            done = await self._transfers.run(self.term, version, step, engines, probe=probe)
         if done.loaded:
             digest = next(iter(done.loaded.values())).digest
             await self._ask_registry(CommitVersion(self.term, version, digest))
@@ -248,8 +258,11 @@ class Publisher:
         self, engine: RoleInfo, version: PolicyVersion, cut: asyncio.Future[str]
     ) -> Published:
         step = self.lineage.step(version)
+        probe = None if self._offer is None else self._offer.probe
         with self._reading(version):
-            done = await self._transfers.run(self.term, version, step, (engine,), cut=cut)
+            done = await self._transfers.run(
+                self.term, version, step, (engine,), probe=probe, cut=cut
+            )
         if self.live == version:
             self.holders |= {each.name: each for each in done.loaded}
         return self._report("weights_caught_up", done, done.seconds, 0.0)

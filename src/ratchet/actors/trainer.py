@@ -95,6 +95,7 @@ class TrainerActor(RoleActor[_Inbox]):
             Transfers(sender=sender, timeout_s=config.weights.timeout_s, **ends),
             **ends,
             snapshot=snapshot,
+            probe=backend.probe if config.needs_probe else None,
         )
         self._sync = WeightSync(
             self._publisher,

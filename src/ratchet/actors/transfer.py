@@ -13,12 +13,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar
 
+import msgspec
+
 from ratchet.errors import RatchetError, StaleTerm, TransferFailed, WeightsMismatch
 from ratchet.messages import AbortLoad, Ask, LoadWeights, WeightsLoaded
 from ratchet.observability.logs import Log
 from ratchet.transport.mailbox.base import Directory, Ref
 from ratchet.transport.weights.base import SendReport, WeightSender
-from ratchet.types import PolicyVersion, RoleInfo, Term, WeightManifest
+from ratchet.types import PolicyVersion, RoleInfo, Term, WeightManifest, WeightProbe
 
 R = TypeVar("R")
 
@@ -92,6 +94,7 @@ class Transfers:
         step: int,
         engines: Sequence[RoleInfo],
         *,
+        probe: WeightProbe | None = None,
         cut: asyncio.Future[str] | None = None,
     ) -> Transferred:
         """Offer a version to engines.
@@ -101,6 +104,7 @@ class Transfers:
             version: what the weights are called.
             step: their optimiser step.
             engines: whom to offer it to.
+            probe: what the weights compute, for engines that cannot be read back.
             cut: for a catch-up, which goes point to point: its result ends the transfer, and says
                 why.
 
@@ -114,11 +118,12 @@ class Transfers:
         manifest, routes = self._sender.plan(
             term, version, step, list(planned), catch_up=cut is not None
         )
+        offered = manifest if probe is None else msgspec.structs.replace(manifest, probe=probe)
         loads: Loads = {
             name: asyncio.ensure_future(  # noqa: TID251 - ends in this function
                 self._ask(
                     self._directory.ref(engine.name),
-                    LoadWeights(engine.incarnation, manifest, routes[name]),
+                    LoadWeights(engine.incarnation, offered, routes[name]),
                     timeout=self._timeout_s + _REASON_S,
                 )
             )

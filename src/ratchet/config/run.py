@@ -156,6 +156,13 @@ class Config(Section):
         own = self.eval.every_steps and self.eval.engines == "own"
         return self.eval.num_workers if own else 0
 
+    @property
+    def needs_probe(self) -> bool:
+        """Whether engines prove by what they compute that a load went well: SGLang's weights cannot
+        be read back.
+        """
+        return self.weights.verify and self.rollout.backend == "sglang"
+
     def to_toml(self) -> str:
         """Return the resolved configuration: every field, defaults included."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

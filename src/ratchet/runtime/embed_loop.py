@@ -32,7 +32,7 @@ from ratchet.runtime.embed_guest import Member
 from ratchet.staleness import Position
 from ratchet.stats import BufferStats
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import PolicyVersion, Prompt, RolloutGroup
+from ratchet.types import PolicyVersion, Prompt, RolloutGroup, WeightProbe
 
 T = TypeVar("T")
 
@@ -214,6 +214,10 @@ class OwnLoop:
 
     async def skip_step(self) -> None:
         """Leave everything as it is."""
+
+    async def probe(self, seed: int) -> WeightProbe | None:
+        """Ratchet never runs the module of a loop of the user's own."""
+        return None
 
     def stepped(self, position: Position) -> None:
         """Let the loop go on."""

@@ -36,7 +36,14 @@ from ratchet.messages import (
 from ratchet.staleness import Position
 from ratchet.transport.mailbox.base import Ref
 from ratchet.transport.weights.base import SendReport
-from ratchet.types import RoleInfo, VersionRecord, WeightManifest, WeightRoute
+from ratchet.types import (
+    Packed,
+    RoleInfo,
+    VersionRecord,
+    WeightManifest,
+    WeightProbe,
+    WeightRoute,
+)
 
 E0 = RoleInfo("rollout", "rollout-0", "a")
 E1 = RoleInfo("rollout", "rollout-1", "b")
@@ -113,12 +120,14 @@ class Snapshot:
 class World:
     """A publisher; registry and engines answer by script, and every ask is an event."""
 
-    def __init__(self, *, snapshot: bool = False) -> None:
+    def __init__(self, *, snapshot: bool = False, probe: Any = None) -> None:
         self.events: list[Any] = []
         self.directory = RecordedDirectory()
         self.sender = Sender(self.events)
         self.log = RecordingLog()
         self.rollouts: tuple[RoleInfo, ...] = (E0, E1)
+        self.probes: list[WeightProbe | None] = []
+        """of the manifests that engines were asked to load, in order"""
         self.next = 0
         self.reserve_s = 0.0
         """how long the registry takes for a number"""
@@ -134,6 +143,7 @@ class World:
             Transfers(sender=self.sender, timeout_s=TIMEOUT_S, **ends),
             **ends,
             snapshot=Snapshot(self.events) if snapshot else None,
+            probe=probe,
         )
         self.publisher.begin(TERM, ())
 
@@ -144,6 +154,7 @@ class World:
             assert timeout > TIMEOUT_S
             version = message.manifest.version
             self.events.append(("load", ref.name, version))
+            self.probes.append(message.manifest.probe)
             await asyncio.sleep(SEND_S + 1)
             return self.engines.get(ref.name, loaded(ref.name))(version)
         if message.term < self.newest_term:
@@ -788,5 +799,32 @@ def test_an_error_of_the_trainers_own_leaves_no_ask_behind() -> None:
         with pytest.raises(RuntimeError, match="cannot read"):
             await world.publisher.transfer()
         assert asyncio.all_tasks() == before
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_probe_is_computed_while_the_weights_are_held_and_travels_with_every_offer(
+    snapshot: bool,
+) -> None:
+    async def main() -> None:
+        async def probe(seed: int) -> WeightProbe:
+            world.events.append(("probe", seed))
+            await asyncio.sleep(1)  # others may want the weights meanwhile
+            return WeightProbe(1, Packed.of([seed], "int32"), Packed.of([], "float32"))
+
+        world = World(snapshot=snapshot, probe=probe)
+        await world.publish(3)
+        assert [event[0] for event in world.events][:3] == ["probe", "reserve", "step"]
+        assert [each and each.token_ids.numpy().tolist() for each in world.probes] == [[3], [3]]
+        await world.step(4)
+        transfer = asyncio.ensure_future(world.publisher.transfer())
+        late = RoleInfo("rollout", "rollout-2", "c")
+        caught_up = await world.publisher.catch_up(late)
+        await transfer
+        assert caught_up is not None
+        assert caught_up.loaded == ("rollout-2",)
+        assert world.of("probe") == [(3,), (4,)]  # once for each version
+        assert [each and each.token_ids.numpy().tolist() for each in world.probes[2:]] == [[4]] * 3
 
     run_virtual(main())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ratchet.transport.weights.base import WeightSource
-from ratchet.types import Prompt, RolloutGroup
+from ratchet.types import Prompt, RolloutGroup, WeightProbe
 
 
 class GradientReport(NamedTuple):
@@ -61,6 +61,12 @@ class TrainingBackend(WeightSource, Protocol):
 
     async def skip_step(self) -> None:
         """Throw the gradients away."""
+        ...
+
+    async def probe(self, seed: int) -> WeightProbe | None:
+        """Compute what the weights as they are make of token ids from this seed; None if this
+        backend has no model that engines run.
+        """
         ...
 
     async def begin_save(self, directory: Path) -> None:

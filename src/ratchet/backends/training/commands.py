@@ -49,6 +49,12 @@ class Read(_Command, frozen=True):
     names: tuple[str, ...]
 
 
+class Probe(_Command, frozen=True):
+    """`TrainingBackend.probe`."""
+
+    seed: int
+
+
 class BeginSave(_Command, frozen=True):
     """`TrainingBackend.begin_save`."""
 
@@ -82,6 +88,7 @@ Command: TypeAlias = (
     | OptimizerStep
     | SkipStep
     | Read
+    | Probe
     | BeginSave
     | EndSave
     | Restore
@@ -122,6 +129,8 @@ async def perform(backend: TrainingBackend, command: Command) -> Any:
             return await backend.skip_step()
         case Read():
             return backend.read(command.names)
+        case Probe():
+            return await backend.probe(command.seed)
         case BeginSave():
             return await backend.begin_save(Path(command.directory))
         case EndSave():

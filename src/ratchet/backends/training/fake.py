@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import Prompt, RolloutGroup
+from ratchet.types import Prompt, RolloutGroup, WeightProbe
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +123,10 @@ class FakeBackend:
 
         tensors = {NAME: torch.from_numpy(self._started)}
         return [tensors[name] for name in names]
+
+    async def probe(self, seed: int) -> WeightProbe | None:
+        """There is no model."""
+        return None
 
     async def begin_save(self, directory: Path) -> None:
         """Write "w" at once."""

@@ -27,7 +27,7 @@ from ratchet.backends.training.ranks import lead
 from ratchet.backends.training.saved_state import write_parts
 from ratchet.config import Config
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import Prompt, RolloutGroup
+from ratchet.types import Prompt, RolloutGroup, WeightProbe
 
 T = TypeVar("T")
 
@@ -146,6 +146,10 @@ class FsdpBackend:
         if learner.ranks.size == 1:
             return learner.read(names)
         return self._executor.submit(learner.read, names).result()
+
+    async def probe(self, seed: int) -> WeightProbe | None:
+        """Compute what the weights as they are make of token ids from this seed."""
+        return await self._on_thread(self._started.probe, seed)
 
     # --- state
 

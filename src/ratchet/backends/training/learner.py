@@ -31,6 +31,7 @@ from ratchet.backends.models import (
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.gradients import GradientPass
 from ratchet.backends.training.optimizer import Optimizer
+from ratchet.backends.training.probe import compute_probe
 from ratchet.backends.training.saved_state import (
     Part,
     copy_parts,
@@ -41,7 +42,7 @@ from ratchet.backends.training.sharding import current_ranks, max_over_ranks, sh
 from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
 from ratchet.config import Config
 from ratchet.errors import RunFailed
-from ratchet.types import Prompt
+from ratchet.types import Prompt, WeightProbe
 
 
 class _Random(NamedTuple):
@@ -144,6 +145,10 @@ class Learner:
     def read(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Return the full tensors, detached."""
         return [whole(self._weights[name]) for name in names]
+
+    def probe(self, seed: int) -> WeightProbe:
+        """Compute log probabilities with the weights as they are; on every rank the same."""
+        return compute_probe(self._model, self._device, seed)
 
     def copy_state(self) -> dict[str, Part]:
         """Copy what this rank writes of all that training goes on from."""

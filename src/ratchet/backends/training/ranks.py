@@ -45,6 +45,7 @@ from ratchet.backends.training.commands import (
     Export,
     ForwardBackward,
     OptimizerStep,
+    Probe,
     Read,
     Restore,
     SkipStep,
@@ -55,7 +56,7 @@ from ratchet.backends.training.commands import (
 from ratchet.backends.training.sharding import current_ranks
 from ratchet.errors import RunFailed
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.types import Prompt, RolloutGroup
+from ratchet.types import Prompt, RolloutGroup, WeightProbe
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +176,11 @@ class Leader:
             self._lead, Read(tuple(names))
         ).result()
         return tensors
+
+    async def probe(self, seed: int) -> WeightProbe | None:
+        """Compute it on every rank, as each holds a part of the weights."""
+        probe: WeightProbe | None = await self._all(Probe(seed))
+        return probe
 
     async def begin_save(self, directory: Path) -> None:
         """Write the state from every rank."""

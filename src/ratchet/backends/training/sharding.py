@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -44,6 +44,15 @@ def shard(model: PreTrainedModel, ranks: Ranks, device: torch.device) -> None:
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def drop_gathered(model: PreTrainedModel) -> None:
+    """Give back what a forward pass without a backward one leaves gathered: the next pass would use
+    it again, whatever steps were taken meanwhile.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

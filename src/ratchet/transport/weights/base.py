@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from ratchet.types import PauseMode, PolicyVersion, Term, WeightManifest, WeightRoute
+from ratchet.types import (
+    PauseMode,
+    PolicyVersion,
+    Term,
+    WeightManifest,
+    WeightProbe,
+    WeightRoute,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +80,11 @@ class WeightSink(Protocol):
         ...
 
     async def stamp(self, version: PolicyVersion) -> None:
-        """Declare the weights whole: from the next token on, `version` generates."""
+        """Declare the weights whole: from the next token on, `version` generates.
+
+        Raises:
+            WeightsMismatch: from a `ProbedSink`.
+        """
         ...
 
     async def resume(self) -> None:
@@ -93,6 +104,19 @@ class AdoptingSink(WeightSink, Protocol):
     async def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put these tensors themselves in the place of all of the engine's own, which are not used
         any more when this returns; quarantined until `stamp`.
+        """
+        ...
+
+
+@runtime_checkable
+class ProbedSink(WeightSink, Protocol):
+    """An engine whose weights cannot be read back: `read` raises `WeightsMismatch`. What it
+    computes with them proves them, in `stamp`.
+    """
+
+    def expect(self, probe: WeightProbe | None) -> None:
+        """Take what the trainer's model computes with the weights to come. The next `stamp` raises
+        `WeightsMismatch` if the engine computes something else; with None it takes them on trust.
         """
         ...
 

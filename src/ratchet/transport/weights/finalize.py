@@ -4,7 +4,8 @@ Consumes the buckets and the trailer that a transport hands over, produces a sta
 for arrivals, unblocked by the transport, and for the engine. The order is pause, write, verify,
 stamp, resume. The pause begins when everything is here, or as much as the staging memory takes: a
 model that it takes as a whole is verified before the engine is touched at all, and an engine that
-can adopt it does so in the place of a copy. A failure before the first write leaves the engine with
+can adopt it does so in the place of a copy. One that cannot be read back proves in the stamp what
+it holds, by what it computes. A failure before the first write leaves the engine with
 its old version, a later one leaves it quarantined; either way it is resumed.
 """
 
@@ -17,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ratchet.errors import WeightsMismatch
-from ratchet.transport.weights.base import AdoptingSink, LoadReport, WeightSink
+from ratchet.transport.weights.base import AdoptingSink, LoadReport, ProbedSink, WeightSink
 from ratchet.transport.weights.buckets import host_bytes, slot_bytes, view
 from ratchet.transport.weights.digest import (
     bucket_digest,
@@ -27,7 +28,7 @@ from ratchet.transport.weights.digest import (
     whole_digest,
 )
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import PauseMode, TensorSlot, WeightManifest
+from ratchet.types import PauseMode, TensorSlot, WeightManifest, WeightProbe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,8 @@ async def finalize(
         arrivals: the buckets, in order.
         sink: the engine.
         mode: how it pauses.
-        verify: read the engine's own parameters back and compare them with what was sent.
+        verify: read the engine's own parameters back and compare them with what was sent; or, where
+            they cannot be read, what they compute with what the trainer's model computes.
         commit: called once, right before the stamp. The transport raises here if the transfer was
             given up meanwhile, and from here on lets the load run to its end.
 
@@ -115,6 +117,22 @@ async def finalize(
         WeightsMismatch: if what arrived, or what the engine holds, is not what was sent.
     """
     return await _Load(manifest, owners, arrivals, sink).run(mode, verify=verify, commit=commit)
+
+
+def proof_of(manifest: WeightManifest) -> WeightProbe:
+    """Return what proves the weights of an engine that cannot be read back.
+
+    Raises:
+        WeightsMismatch: if they came without.
+    """
+    if manifest.probe is None:
+        msg = (
+            f"the weights of version {manifest.version} came without a probe, and this engine"
+            " cannot be read back: nothing would show what it holds. Train with a backend that"
+            " computes one, or set weights.verify = false"
+        )
+        raise WeightsMismatch(msg)
+    return manifest.probe
 
 
 class _Load:
@@ -140,6 +158,9 @@ class _Load:
 
     async def run(self, mode: PauseMode, *, verify: bool, commit: Callable[[], None]) -> LoadReport:
         start = self._now()
+        if isinstance(self._sink, ProbedSink):
+            self._sink.expect(proof_of(self._manifest) if verify else None)
+            verify = False
         await self._stage(self._arrivals.room)
         pause = self._now()
         try:

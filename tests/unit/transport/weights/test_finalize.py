@@ -6,9 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from tests.helpers.weights import AdoptingFakeSink, FakeSink, make_tensors, specs_of
+from tests.helpers.weights import (
+    AdoptingFakeSink,
+    FakeSink,
+    ProbedFakeSink,
+    make_tensors,
+    specs_of,
+)
 
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport
@@ -16,6 +23,7 @@ from ratchet.transport.weights.buckets import pack, view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
 from ratchet.transport.weights.finalize import Arrived, finalize
 from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_bucket
+from ratchet.types import Packed, WeightProbe
 
 
 class Stage:
@@ -23,12 +31,15 @@ class Stage:
 
     room = 2
 
-    def __init__(self, bucket_bytes: int, *, adopts: bool = False) -> None:
+    def __init__(
+        self, bucket_bytes: int, *, adopts: bool = False, kind: type[FakeSink] | None = None
+    ) -> None:
         self.tensors = make_tensors(1)
         specs = specs_of(self.tensors, {})
         self.manifest = make_manifest(specs, bucket_bytes, term=1, version=7, step=7)
         self.num_buckets = len(self.manifest.bucket_bytes)
-        self.sink = (AdoptingFakeSink if adopts else FakeSink)(self.tensors, version=6)
+        kind = kind or (AdoptingFakeSink if adopts else FakeSink)
+        self.sink = kind(self.tensors, version=6)
         self.events = self.sink.events
         self.owners = check_specs(self.manifest, self.sink.specs())
         self.buckets: list[Arrived] = []
@@ -299,3 +310,47 @@ def test_a_load_cancelled_twice_resumes_its_engine() -> None:
                 await asyncio.sleep(0.001)
 
     asyncio.run(main())
+
+
+PROBE = WeightProbe(3, Packed.of([1, 2, 3], "int32"), Packed.of([-1.0, -2.0], "float32"))
+OTHER = WeightProbe(3, Packed.of([1, 2, 3], "int32"), Packed.of([-1.0, -2.5], "float32"))
+
+
+def probed(probe: WeightProbe | None, computes: WeightProbe) -> tuple[Stage, ProbedFakeSink]:
+    stage = Stage(2**26, kind=ProbedFakeSink)
+    stage.manifest = msgspec.structs.replace(stage.manifest, probe=probe)
+    assert isinstance(stage.sink, ProbedFakeSink)
+    stage.sink.computes = computes
+    return stage, stage.sink
+
+
+def test_an_engine_that_cannot_be_read_back_proves_what_it_holds_in_the_stamp() -> None:
+    stage, sink = probed(PROBE, PROBE)
+    stage.load()
+    assert stage.events == [
+        *["expect", "arrive", "trailer", "pause", "write", "commit", "stamp", "resume"],
+    ]
+    assert sink.version == 7
+
+
+def test_an_engine_that_computes_something_else_is_quarantined_and_resumed() -> None:
+    stage, sink = probed(PROBE, OTHER)
+    with pytest.raises(WeightsMismatch, match="something else"):
+        stage.load()
+    assert stage.events[-2:] == ["refused", "resume"]
+    assert sink.version is None
+
+
+def test_without_a_probe_an_engine_that_cannot_be_read_back_is_left_alone() -> None:
+    stage, sink = probed(None, OTHER)
+    with pytest.raises(WeightsMismatch, match=r"version 7 came without a probe.*weights\.verify"):
+        stage.load()
+    assert stage.events == []
+    assert sink.version == 6
+
+
+def test_without_verification_it_is_taken_on_trust() -> None:
+    stage, sink = probed(PROBE, OTHER)
+    stage.load(verify=False)
+    assert sink.version == 7
+    assert sink.expected is None
