@@ -1,9 +1,8 @@
 """The process group between a rollout worker and the tensor-parallel ranks of its servers.
 
-Consumes flattened buckets in host memory, produces them at every rank; this end is rank 0. Waits for
-the servers to join and to receive, on a thread of its own, each time up to a deadline. A server that
-ends closes its connections, which unblocks all others; so does `close` for them, and so the servers
-are told to leave before this end is waited for.
+Consumes tensors, produces them at every rank as one flattened bucket; this end is rank 0. Waits for
+the servers to join and to receive, on a thread of its own, each time up to a deadline. Who leaves
+closes its connections, which unblocks all that wait for it: `close` does so at both ends.
 
 The store listens on one address, on a port that the system chose, and the group is outside torch's
 default one: gloo, also for servers with a GPU, where torch takes the bytes through the host.
@@ -13,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid  # noqa: TID251 - a server keeps the names of groups that were lost
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import distributed as dist
 
 from ratchet.backends.rollout.sglang.client import CallFailed
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights.buckets import flat_bytes
 from ratchet.transport.weights.groups import Deadline, called
 from ratchet.transport.weights.store import serve_store
 from ratchet.transport.weights.worker import Worker
@@ -28,7 +29,6 @@ from ratchet.transport.weights.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch._C._distributed_c10d import Store
 
     from ratchet.backends.rollout.sglang.client import SGLangClient
@@ -82,24 +82,26 @@ class ServerGroup:
         except CallFailed as error:
             raise TransferFailed(str(error)) from None
 
-    def send(self, bucket: torch.Tensor, timeout_s: float) -> asyncio.Future[None]:
-        """Broadcast a bucket; the result raises `TransferFailed` if a rank was lost or is late.
+    def send(self, tensors: Sequence[torch.Tensor], timeout_s: float) -> asyncio.Future[None]:
+        """Broadcast a flattened bucket; the result raises `TransferFailed` if a rank was lost or is
+        late.
 
         Args:
-            bucket: uint8, in host memory; not to be changed until the result is there.
+            tensors: on any device, in their order in the bucket, which fits all their item sizes.
+                They are not to be changed until the result is there.
             timeout_s: for all of it.
         """
-        return self._worker.run(partial(self._broadcast, bucket, Deadline(timeout_s)))
+        return self._worker.run(partial(self._broadcast, tensors, Deadline(timeout_s)))
 
     async def close(self) -> None:
-        """Tell the servers to leave, and give the group up. What this end still waits for ends with
+        """Leave, and tell the servers to. If this end still waits for one of them, that ends with
         their connections, or else by its own deadline, on a thread that nobody waits for.
         """
+        self._worker.stop(last=self._drop)
         leaving = (server.destroy_group(self.name) for server in self._servers)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await asyncio.gather(*leaving, return_exceptions=True)
-        self._worker.stop(last=self._drop)
 
     # --- on the thread
 
@@ -110,18 +112,34 @@ class ServerGroup:
         store = _prefixed(self._store, self.name)
         self._group = called(lambda: _c10d.ProcessGroupGloo(store, 0, size, options))
 
-    def _broadcast(self, bucket: torch.Tensor, deadline: Deadline) -> None:
+    def _broadcast(self, tensors: Sequence[torch.Tensor], deadline: Deadline) -> None:
         if self._group is None:
             msg = "the servers have no process group"
             raise TransferFailed(msg)
         options = _c10d.BroadcastOptions()
         options.rootRank = 0
         options.timeout = deadline.left
+        bucket = flatten(tensors)
         called(lambda: self._group.broadcast([bucket], options).wait())
 
     def _drop(self) -> None:
         self._group = None
         del self._store
+
+
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of tensors one after another, in host memory; without a copy where they lie
+    there like that.
+    """
+    parts = [flat_bytes(tensor).cpu() for tensor in tensors]
+    memory = parts[0].untyped_storage().data_ptr()
+    size = 0
+    for part in parts:
+        in_place = part.data_ptr() == parts[0].data_ptr() + size
+        if not in_place or part.untyped_storage().data_ptr() != memory:
+            return torch.cat(parts)
+        size += part.numel()
+    return parts[0].as_strided((size,), (1,))
 
 
 def _prefixed(store: Store, name: str) -> Any:
@@ -155,7 +173,7 @@ async def _num_ranks(server: SGLangClient) -> int:
 
 async def _all_or_first_error(*waits: Any) -> None:
     """Wait for all, or raise what the first of them raises."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]  # noqa: TID251 - end in this function
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.gather(*tasks)
     finally:
