@@ -26,7 +26,7 @@ from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.slots import Slots, Stopwatch
 from ratchet.actors.system import System
 from ratchet.actors.weight_loads import WeightLoads
-from ratchet.backends.rollout.base import RolloutEngine, ServedEngine
+from ratchet.backends.rollout.base import RolloutEngine
 from ratchet.config import Config
 from ratchet.messages import (
     AbortLoad,
@@ -155,9 +155,8 @@ class RolloutActor(RoleActor[_Inbox]):
 
     async def _start(self) -> None:
         await self._engine.start()
-        if isinstance(self._engine, ServedEngine):
-            # its end is ours: the next life of this worker brings new servers
-            self.spawn(self._engine.watch(), name="watch-engine")
+        # its end is ours: what it had in hand is issued again, and our next life has a new one
+        self.spawn(self._engine.watch(), name="watch-engine")
         await self._register()
         self.actor_ref.tell(RepeatClaim())
 

@@ -624,3 +624,21 @@ def test_a_worker_whose_groups_all_fail_claims_ever_more_slowly() -> None:
         assert max(world.credit) == SLOTS + 16
 
     scenario(body, *[RewardFailed("no")] * 15)
+
+
+def test_a_worker_whose_engine_is_lost_fails_with_it() -> None:
+    async def main() -> None:
+        world = World(delay_s=lambda *_: 5.0)
+        await world.settle()
+        await world.load(0)
+        await world.assign(0)
+        watcher = RecordedRef("watcher")
+        world.ref.watch(watcher)
+        world.engine.lose("its server died of signal 9")
+        await world.settle()
+        assert not world.ref.is_alive()
+        (end,) = watcher.of(Down)
+        assert end.reason == "EngineLost: its server died of signal 9"
+        assert world.finished == []
+
+    run_virtual(main())

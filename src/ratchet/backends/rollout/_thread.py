@@ -47,6 +47,7 @@ class StepThread:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reason: GenerationFailed | None = None
+        self._broke = asyncio.Event()
         self._calls: set[asyncio.Future[Any]] = set()
 
     # --- on the event loop
@@ -72,6 +73,11 @@ class StepThread:
         if self._loop is None:
             msg = "the engine was not started"
             raise GenerationFailed(msg)
+
+    async def broken(self) -> str:
+        """Wait until the thread breaks, and not until it is stopped; return the reason."""
+        await self._broke.wait()
+        return str(self._reason)
 
     def put(self, command: Callable[[], None]) -> None:
         """Have a command run as soon as the current step ends, after those put before."""
@@ -106,6 +112,10 @@ class StepThread:
             settle(future, GenerationFailed(str(reason)))
         self._ended(reason)
 
+    def _break(self, reason: GenerationFailed) -> None:
+        self._end(reason)
+        self._broke.set()
+
     # --- on the thread
 
     def notify(self, callback: Callable[..., None], *args: Any) -> None:
@@ -121,7 +131,7 @@ class StepThread:
                 self._take_commands()
         except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must hear of it
             reason = f"the engine broke: {type(error).__name__}: {error}"
-            self.notify(self._end, GenerationFailed(reason))
+            self.notify(self._break, GenerationFailed(reason))
 
     def _take_commands(self) -> None:
         while not self._stopping and not (self._can_step() and self._commands.empty()):

@@ -60,6 +60,16 @@ class RolloutEngine(WeightSink, Protocol):
         """Load whatever is needed; the engine has no version yet."""
         ...
 
+    async def watch(self) -> None:
+        """Wait until the engine is lost: it cannot serve any more, and nobody has closed it. It has
+        no version then and fails what is in flight; it does not come back, another one does. Called
+        after `start`.
+
+        Raises:
+            EngineLost: then, with the reason.
+        """
+        ...
+
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Generate one completion; many calls are in flight at once. Cancelling the call takes it
         out of the batch.
@@ -108,12 +118,4 @@ class ServedEngine(Protocol):
 
     def log_to(self, path: Path) -> None:
         """Let the output of its processes go to a file; called before `start`."""
-        ...
-
-    async def watch(self) -> None:
-        """Wait until it cannot serve any more, and never again; called after `start`.
-
-        Raises:
-            EngineLost: then, with the reason.
-        """
         ...

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
-from ratchet.errors import GenerationFailed, PromptTooLong, WeightsMismatch
+from ratchet.errors import EngineLost, GenerationFailed, PromptTooLong, WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.types import FinishReason, Packed, PauseMode, PolicyVersion, VersionSpan
 
@@ -68,6 +68,8 @@ class FakeEngine:
         self._version: PolicyVersion | None = None
         self._paused = False
         self._closed = False
+        self._reason = "the engine was closed"
+        self._lost = asyncio.Event()
         self._ready = asyncio.Event()
         self._in_flight: dict[asyncio.Future[Completion], None] = {}  # ordered, as a set is not
         self._running = 0
@@ -78,11 +80,21 @@ class FakeEngine:
         """Start the clock."""
         self._counted_until = asyncio.get_running_loop().time()
 
+    async def watch(self) -> None:
+        """Raise `EngineLost` after `lose`."""
+        await self._lost.wait()
+        raise EngineLost(self._reason)
+
+    def lose(self, reason: str) -> None:
+        """Script the end of the engine: it does not come back."""
+        self._reason = reason
+        self._end()
+        self._lost.set()
+
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Generate one completion; see `RolloutEngine.generate`."""
         if self._closed:
-            msg = "the engine was closed"
-            raise GenerationFailed(msg)
+            raise GenerationFailed(self._reason)
         if not prompt_ids or not all(0 <= token < VOCABULARY for token in prompt_ids):
             msg = f"the prompt is empty or has an id outside the vocabulary of {VOCABULARY}"
             raise GenerationFailed(msg)
@@ -131,11 +143,7 @@ class FakeEngine:
 
     async def close(self) -> None:
         """Fail what is in flight. Idempotent."""
-        self._closed = True
-        self._change(version=None)
-        for future in self._in_flight:
-            if not future.done():
-                future.set_exception(GenerationFailed("the engine was closed"))
+        self._end()
 
     # --- weights
 
@@ -194,6 +202,13 @@ class FakeEngine:
         self._change(paused=False)
 
     # --- inside
+
+    def _end(self) -> None:
+        self._closed = True
+        self._change(version=None)
+        for future in self._in_flight:
+            if not future.done():
+                future.set_exception(GenerationFailed(self._reason))
 
     async def _produce(
         self,

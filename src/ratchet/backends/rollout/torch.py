@@ -24,7 +24,7 @@ from ratchet.backends.rollout._text import TextCodec
 from ratchet.backends.rollout._thread import StepThread, settle
 from ratchet.backends.rollout._weights import EngineWeights, open_model
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
-from ratchet.errors import GenerationFailed
+from ratchet.errors import EngineLost, GenerationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,6 +100,10 @@ class TorchEngine:
         """
         self._thread.start()
         await self._thread.call(self._load)
+
+    async def watch(self) -> None:
+        """Raise `EngineLost` once the engine's thread breaks."""
+        raise EngineLost(await self._thread.broken())
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Generate one completion; see `RolloutEngine.generate`."""

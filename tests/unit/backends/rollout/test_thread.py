@@ -87,6 +87,7 @@ def test_a_step_that_raises_fails_the_calls_that_wait_and_those_to_come() -> Non
         await steps.thread.call(lambda: steps.do("first", work=1))
         await asyncio.to_thread(steps.stepping.wait)
         waiting = [asyncio.create_task(steps.thread.call(lambda: None)) for _ in range(2)]
+        broken = asyncio.create_task(steps.thread.broken())
         await asyncio.sleep(0)
         steps.error = ZeroDivisionError("by nothing")
         steps.go_on.set()
@@ -95,6 +96,7 @@ def test_a_step_that_raises_fails_the_calls_that_wait_and_those_to_come() -> Non
                 await call
         assert steps.thread.has_ended
         assert steps.ends == ["the engine broke: ZeroDivisionError: by nothing"]
+        assert await broken == steps.ends[0]
         await steps.thread.stop()
         assert len(steps.ends) == 1
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
 from ratchet.backends.rollout.sglang.answers import Limits
@@ -98,7 +98,7 @@ class SGLangEngine:
             decided=weights.decided,
             lost=self._lose,
         )
-        watch = asyncio.create_task(self._watch(fleet, weights))
+        watch = asyncio.create_task(self._watch(fleet, generation))
         self._parts = _Parts(fleet, model, weights, generation, watch)
 
     async def watch(self) -> None:
@@ -108,7 +108,12 @@ class SGLangEngine:
             EngineLost: then, with the reason.
         """
         assert self._lost is not None  # noqa: S101 - the engine was started
-        raise EngineLost(await asyncio.shield(self._lost))
+        watch = self._started.watch
+        either: set[asyncio.Future[Any]] = {self._lost, watch}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            watch.result()  # an error in the watch itself
+        raise EngineLost(self._lost.result())
 
     async def close(self) -> None:
         """Fail what is in flight, and end what was launched. Idempotent."""
@@ -217,9 +222,9 @@ class SGLangEngine:
         self._own_log = tempfile.TemporaryDirectory(prefix="ratchet-sglang-")
         return Path(self._own_log.name) / "server.log"
 
-    async def _watch(self, fleet: Fleet, weights: RelayedWeights) -> None:
+    async def _watch(self, fleet: Fleet, generation: Generation) -> None:
         def serving() -> str | None:
-            return None if weights.version is None else str(weights.version)
+            return None if generation.sends is None else str(generation.sends)
 
         self._lose(str(await fleet.watch(serving)))
 

@@ -147,6 +147,11 @@ class Generation:
         self._serving = _Serving(version, serial, f"{self._name}-{serial}", fields or {})
         self._settle()
 
+    @property
+    def sends(self) -> PolicyVersion | None:
+        """The version that requests are sent under; None while they are held."""
+        return None if self._serving is None or self._is_paused else self._serving.version
+
     def hold(self) -> None:
         """Send no more requests: the servers hold no version. What they have stays there."""
         self._count()
