@@ -8,8 +8,12 @@ RECIPE ?= recipes/arithmetic.toml
 NAME := $(basename $(notdir $(RECIPE)))
 RUN_DIR ?= runs/$(NAME)-$(shell date +%Y%m%d-%H%M%S)
 STAMP := $(VENV)/.installed
+SGLANG_VENV := .venv-sglang
+SGLANG_BIN := $(SGLANG_VENV)/bin
+SGLANG_REQUIREMENTS := deploy/sglang-cpu/requirements.txt
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
-.PHONY: help setup run test soak simulate check format bench clean
+.PHONY: help setup run test soak sglang-cpu test-sglang simulate check format bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,6 +36,20 @@ test: setup ## Run the tests
 soak: setup ## The long tests that `test` leaves out
 	$(BIN)/python -m pytest -m soak
 
+sglang-cpu: $(SGLANG_STAMP) ## Make .venv-sglang with a real SGLang server for CPUs (docs/sglang.md)
+
+# An environment of its own: its torchvision does not load beside the torch of .venv. SGLang names packages that only
+# GPUs have use for, so only torch's own dependencies are followed, and everything else is listed.
+$(SGLANG_STAMP): $(SGLANG_REQUIREMENTS)
+	$(PYTHON) -m venv --clear $(SGLANG_VENV)
+	$(SGLANG_BIN)/python -m pip install --quiet --constraint $(SGLANG_REQUIREMENTS) torch
+	$(SGLANG_BIN)/python -m pip install --quiet --no-deps --requirement $(SGLANG_REQUIREMENTS)
+	$(SGLANG_BIN)/python deploy/sglang-cpu/serve.py --help > /dev/null
+	touch $@
+
+test-sglang: setup sglang-cpu ## The tests of the SGLang engine against a real server
+	$(BIN)/python -m pytest -m sglang tests/sglang
+
 simulate: setup ## Ten minutes of fresh random worlds on two cores
 	$(BIN)/python -m tests.simulation --seconds 600 --jobs 2
 
@@ -48,5 +66,5 @@ format: setup ## Format and fix what can be fixed
 bench: setup ## Run every benchmark once; each prints its own table
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
 
-clean: ## Remove .venv and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## Remove .venv, .venv-sglang and caches; runs/ stays
+	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
