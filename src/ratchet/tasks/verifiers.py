@@ -1,18 +1,23 @@
-"""The task "verifiers": environments of the library of that name, of one turn or several.
+"""The task "verifiers": environments of the library of that name.
 
 Consumes an environment's name and arguments, produces its prompts, its answers to the policy's
-turns and its rubric's rewards; waits for the environment's own code. A prompt is known by its row
-in the environment's data, which is built when prompts are first asked for or scored.
+turns and its rewards; waits for the environment's own code. A prompt is known by its row in the
+environment's data, which is built when prompts are first asked for or scored.
 
-Of environments whose turns are calls of tools nothing is taken: their messages are those of a
-server that parses such calls, and the policy here speaks text.
+The library has had two APIs: classic environments, of one turn or several (`verifiers_env`), and
+from 0.4 on tasksets, of one turn here (`verifiers_taskset`). The one that is installed is used. Of
+environments whose turns are calls of tools nothing is taken: their messages are those of a server
+that parses such calls, and the policy here speaks text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Annotated, Any, Final, Protocol
 
 from pydantic import Field
 
@@ -21,17 +26,40 @@ from ratchet.tasks.arguments import Holdout, TaskArgs, parse_args
 from ratchet.tasks.base import Conversation, Split, Step
 from ratchet.tasks.chat import messages_text
 from ratchet.tasks.problems import Splits, problem_id, split_by_text
-from ratchet.tasks.verifiers_env import Environment, load_environment
 from ratchet.types import Prompt
+
+_INSTALL: Final = "pip install 'ratchet-rl[verifiers]'"
+
+
+class ProblemSource(Protocol):
+    """An environment of either API."""
+
+    max_turns: int
+    """-1: no limit."""
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]] | None:
+        """Return the rows of a split, each with its `prompt`, a text or chat messages, and perhaps
+        an `answer`; None if there is no data for it.
+        """
+        ...
+
+    def reply(self, row: Mapping[str, Any], conversation: Conversation) -> str | None:
+        """Return what the environment says next; None if the conversation is over."""
+        ...
+
+    def reward(self, row: Mapping[str, Any], conversation: Conversation) -> float:
+        """Return the reward of a conversation that is over."""
+        ...
 
 
 class VerifiersArgs(TaskArgs):
     """`task.args` of the task "verifiers"."""
 
     environment: str
-    """Name of an installed environment, as `verifiers.load_environment` takes it."""
+    """Name of an installed environment, as `verifiers.load_environment` takes it; from 0.4 on, of a
+    taskset."""
     args: dict[str, Any] = {}
-    """What the environment takes."""
+    """What the environment takes; of a taskset, the fields of its configuration."""
     turns: Annotated[int, Field(gt=0)] | None = None
     """Turns that the policy has; by default the environment's own limit, where it has one."""
     holdout: Holdout = 0
@@ -41,7 +69,7 @@ class VerifiersArgs(TaskArgs):
 class VerifiersTask:
     """The problems of one environment of one turn, scored by its rubric."""
 
-    def __init__(self, args: VerifiersArgs, environment: Environment) -> None:
+    def __init__(self, args: VerifiersArgs, environment: ProblemSource) -> None:
         self._args = args
         self._environment = environment
 
@@ -125,7 +153,7 @@ class VerifiersTask:
 class VerifiersTurnsTask(VerifiersTask):
     """The problems of one environment of several turns."""
 
-    def __init__(self, args: VerifiersArgs, environment: Environment, turns: int) -> None:
+    def __init__(self, args: VerifiersArgs, environment: ProblemSource, turns: int) -> None:
         super().__init__(args, environment)
         self._turns = turns
 
@@ -162,7 +190,7 @@ def build_verifiers(
             is of a kind that cannot be trained here.
     """
     parsed = parse_args(VerifiersArgs, args)
-    environment = load_environment(parsed.environment, parsed.args, seed, needs_rubric=needs_rubric)
+    environment = _load(parsed, seed, needs_rubric=needs_rubric)
     turns = environment.max_turns if parsed.turns is None else parsed.turns
     if turns < 1:
         msg = (
@@ -170,6 +198,31 @@ def build_verifiers(
             " task.args.turns"
         )
         raise TaskError(msg)
+    if environment.max_turns == 1 and turns > 1:
+        msg = (
+            f"task.args.turns = {turns}, and the environment {parsed.environment!r} has one turn;"
+            " leave it out"
+        )
+        raise TaskError(msg)
     if turns == 1:
         return VerifiersTask(parsed, environment)
     return VerifiersTurnsTask(parsed, environment, turns)
+
+
+def _load(args: VerifiersArgs, seed: int, *, needs_rubric: bool) -> ProblemSource:
+    if find_spec("verifiers") is None:
+        msg = f'task.name = "verifiers": the library is not installed; {_INSTALL}'
+        raise TaskError(msg)
+    if hasattr(import_module("verifiers"), "load_environment"):
+        from ratchet.tasks.verifiers_env import load_environment
+
+        return load_environment(args.environment, args.args, seed, needs_rubric=needs_rubric)
+    if find_spec("verifiers.v1") is None:
+        msg = (
+            f"the library verifiers {version('verifiers')} has an API that is not known here;"
+            f" {_INSTALL} brings one that is"
+        )
+        raise TaskError(msg)
+    from ratchet.tasks.verifiers_taskset import load_taskset
+
+    return load_taskset(args.environment, args.args, seed, needs_rewards=needs_rubric)

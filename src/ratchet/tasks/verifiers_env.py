@@ -11,28 +11,21 @@ conversation.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import random
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from ratchet.errors import RewardFailed, TaskError
 from ratchet.tasks.base import Conversation, Split
+from ratchet.tasks.verifiers_loop import Loops, signals_kept
 
-_INSTALL: Final = "pip install 'ratchet-rl[verifiers]'"
 _raised: ContextVar[list[Exception]] = ContextVar("raised")
 """What the rubric's functions raised in the call at hand."""
-
-T = TypeVar("T")
 
 
 def load_environment(
@@ -42,22 +35,12 @@ def load_environment(
     scores.
 
     Raises:
-        TaskError: if it or the library is not installed, it does not load, or it is of a kind that
-            cannot be used.
+        TaskError: if it is not installed, does not load, or is of a kind that cannot be used.
     """
     where = f"task.args.environment = {name!r}"
-    if find_spec("verifiers") is None:
-        msg = f'task.name = "verifiers": the library is not installed; {_INSTALL}'
-        raise TaskError(msg)
     library = import_module("verifiers")
-    if not hasattr(library, "load_environment"):
-        msg = (
-            f"the library verifiers {version('verifiers')} has no classic environments any more;"
-            f" {_INSTALL} brings the last version that does"
-        )
-        raise TaskError(msg)
     try:
-        with _signals_kept():
+        with signals_kept():
             environment = library.load_environment(name, **args)
     except Exception as error:  # whatever its own code raises
         msg = f"{where} with task.args.args = {dict(args)}: {type(error).__name__}: {error}"
@@ -81,13 +64,13 @@ def load_environment(
 
 
 class Environment:
-    """What a task needs of an environment."""
+    """What a task needs of an environment; implements `ProblemSource`."""
 
     def __init__(self, library: Any, environment: Any, seed: int) -> None:
         self._library = library
         self._environment = environment
         self._seed = seed
-        self._threads = threading.local()
+        self._loops = Loops()
         self.max_turns: int = environment.max_turns
         """-1: no limit."""
         _watch(environment.rubric)
@@ -110,7 +93,7 @@ class Environment:
         Raises:
             RewardFailed: if it does not say again what it has said.
         """
-        return self._run(self._reply(row, conversation))
+        return self._loops.run(self._reply(row, conversation))
 
     def reward(self, row: Mapping[str, Any], conversation: Conversation) -> float:
         """Return the rubric's reward of a conversation that is over.
@@ -118,7 +101,7 @@ class Environment:
         Raises:
             RewardFailed: if a function of the rubric raised, or as `reply`.
         """
-        return self._run(self._reward(row, conversation))
+        return self._loops.run(self._reward(row, conversation))
 
     async def _reply(self, row: Mapping[str, Any], conversation: Conversation) -> str | None:
         state = await self._play(row, conversation)
@@ -162,26 +145,6 @@ class Environment:
         if state.get("error") is not None:
             raise RewardFailed(f"the environment failed: {state['error']!r}")
         return state
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        # one loop a thread: clients that an environment keeps belong to the loop they began on
-        runner: _Runner | None = getattr(self._threads, "runner", None)
-        if runner is None:
-            runner = self._threads.runner = _Runner()
-        return runner.run(work)
-
-
-class _Runner:
-    """A loop that ends with its thread, or with the environment."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(work)
-
-    def __del__(self) -> None:
-        self._runner.close()
 
 
 def _trajectory_step(state: Any, messages: Sequence[Any], answer: Any) -> dict[str, Any]:
@@ -242,18 +205,6 @@ def _noting() -> Iterator[None]:
     except Exception as error:
         _raised.get().append(error)
         raise
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Take back what an environment's construction does with the process's signals."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
 
 
 @functools.cache

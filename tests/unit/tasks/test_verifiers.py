@@ -1,5 +1,6 @@
-"""On the library itself, where it is installed: it brings a hundred packages, so that the tests of
-this project do without it by default. What needs no library is in test_verifiers_missing.
+"""Classic environments of the verifiers library (up to 0.3): on the library itself where that is
+installed, else on a fake of what is used of it (`tests.helpers.fake_verifiers`), as it brings a
+hundred packages. What needs no library is in test_verifiers_missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers import fake_verifiers
 
 from ratchet.config import TaskConfig
 from ratchet.errors import RewardFailed, TaskError
@@ -21,7 +23,6 @@ from ratchet.tasks.problems import check_task
 from ratchet.tasks.registry import build_task
 from ratchet.types import Prompt
 
-pytest.importorskip("verifiers", reason="ratchet-rl[verifiers] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, of which there are some
 
 ENVIRONMENT = '''
@@ -81,6 +82,7 @@ def load_environment(kind="single", size=6, evaluation=0, functions=("right", "l
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    fake_verifiers.install_classic(monkeypatch)
     (tmp_path / "ratchet_guess_env.py").write_text(ENVIRONMENT, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

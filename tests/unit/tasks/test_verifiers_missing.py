@@ -7,7 +7,7 @@ import pytest
 
 from ratchet.config import TaskConfig
 from ratchet.errors import TaskError
-from ratchet.tasks import verifiers_env
+from ratchet.tasks import verifiers
 from ratchet.tasks.registry import build_task
 
 
@@ -16,16 +16,17 @@ def build(**args: object) -> None:
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers_env, "find_spec", lambda name: None)
+    monkeypatch.setattr(verifiers, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match=r"not installed; pip install 'ratchet-rl\[verifiers\]'"):
         build(environment="gsm8k")
 
 
-def test_a_library_without_classic_environments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers_env, "find_spec", lambda name: name)
-    monkeypatch.setattr(verifiers_env, "version", lambda name: "0.4.0")
+def test_a_library_of_another_api_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"verifiers": "here", "verifiers.v1": None}
+    monkeypatch.setattr(verifiers, "find_spec", found.get)
+    monkeypatch.setattr(verifiers, "version", lambda name: "0.9.0")
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))
-    with pytest.raises(TaskError, match=r"verifiers 0\.4\.0 has no classic environments any more"):
+    with pytest.raises(TaskError, match=r"verifiers 0\.9\.0 has an API that is not known here"):
         build(environment="gsm8k")
 
 
