@@ -1,5 +1,5 @@
-"""Stand-ins for the verifiers library, which brings a hundred packages: what the adapters use of it,
-and no more. Each module here is one of its APIs; where the library itself is installed in that
+"""Stand-ins for the verifiers library, which brings a hundred packages: what the adapters use of
+it, and no more. Each module here is one of its APIs; where the library itself is installed in that
 version, the tests run on it, and so tell whether the stand-in is like it.
 """
 
@@ -10,8 +10,10 @@ import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 
 def install_classic(monkeypatch: pytest.MonkeyPatch) -> None:

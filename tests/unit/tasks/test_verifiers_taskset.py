@@ -120,7 +120,7 @@ def test_tasks_become_prompts_and_their_rewards_score_them() -> None:
 def test_a_reward_that_raises_is_no_zero(tmp_path: Path) -> None:
     write(tmp_path, "Broken")
     task = build()
-    with pytest.raises(RewardFailed, match="the task raised .*RuntimeError: no score today"):
+    with pytest.raises(RewardFailed, match=r"the task raised .*RuntimeError: no score today"):
         task.score(task.prompts("train")[0], "1")
 
 
