@@ -188,7 +188,7 @@ class FakeServers:
         }
         await self._all(server, lambda _: {"group": group, **columns}, "load")
 
-    async def leave(self, server: int, group: str) -> None:
+    async def release(self, server: int, group: str) -> None:
         self._sink.events.append("leave")
         await self._all(server, lambda _: {"group": group}, "leave")
 

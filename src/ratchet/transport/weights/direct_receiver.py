@@ -19,8 +19,9 @@ import torch
 
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
-from ratchet.transport.weights.base import LoadReport, WeightSink
+from ratchet.transport.weights.base import LoadReport, ProbedSink, WeightSink
 from ratchet.transport.weights.digest import trailer_digest
+from ratchet.transport.weights.finalize import proof_of
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Go, Ready, announce, wait_for_go
@@ -44,7 +45,7 @@ class DirectReceiver:
 
     def __init__(self, config: WeightsConfig) -> None:
         """Hold no link yet."""
-        del config
+        self._config = config
         self._link: Link | None = None
         self._scope: LoadScope | None = None
         """of the pending `receive`"""
@@ -98,6 +99,8 @@ class DirectReceiver:
         try:
             servers = _servers_of(sink)
             _check(manifest, sink)
+            if isinstance(sink, ProbedSink):
+                sink.expect(proof_of(manifest) if self._config.verify else None)
             self._servers = servers
             await self._leave()
         except (TransferFailed, WeightsMismatch) as error:
@@ -106,12 +109,16 @@ class DirectReceiver:
         load = _Load(manifest, route, link, servers)
         try:
             return await self._take(load, sink, mode, commit)
+        except asyncio.CancelledError:
+            self._forget()
+            self._abandon()
+            raise
         except BaseException as error:
             self._forget()
-            if isinstance(error, asyncio.CancelledError):
-                self._abandon()
-            else:
+            if not load.has_all:
                 await _refuse(link, route, load.number + 1, str(error))
+            with contextlib.suppress(TransferFailed):  # or else before the next transfer
+                await self._leave()  # the trainer waits for them no longer
             raise
 
     async def _take(
@@ -166,7 +173,7 @@ class DirectReceiver:
         """
         while self._stale and self._servers is not None:
             for server in range(len(self._servers.sizes)):
-                await self._servers.leave(server, group_of(self._stale[0], server))
+                await self._servers.release(server, group_of(self._stale[0], server))
             self._stale.pop(0)
 
 
@@ -179,6 +186,8 @@ class _Load:
         self.manifest = manifest
         self.number = 0
         """of the round"""
+        self.has_all = False
+        """and the trainer knows"""
         self._route = route
         self._link = link
         self._servers = servers
@@ -211,6 +220,7 @@ class _Load:
         go = await self._round(Ready(rank, group, len(buckets)))
         digest = trailer_digest(self.manifest, go.trailer)
         await self._announce(Ready(rank, group, len(buckets) + 1))
+        self.has_all = True
         return digest
 
     async def _load(self, group: str, run: Run) -> None:

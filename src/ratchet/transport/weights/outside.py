@@ -67,7 +67,7 @@ class OutsideServers(Protocol):
         """Have a server take one broadcast: these tensors, one behind the other."""
         ...
 
-    async def leave(self, server: int, group: str) -> None:
+    async def release(self, server: int, group: str) -> None:
         """Have a server leave a group, which may be broken, or unknown to it."""
         ...
 
