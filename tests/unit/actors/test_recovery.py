@@ -36,9 +36,11 @@ class Scene:
         self, path: Path, num_versions: int = 9, *, keep: bool = False, **buffer: Any
     ) -> None:
         self.path = path
+        path.parent.mkdir(exist_ok=True)
         self.keep = keep
         self.buffer = BufferConfig(**{"batch_groups": 1} | buffer)
         self.lineage = Lineage()
+        self.newest = num_versions - 1
         for version in range(num_versions):
             self.lineage.add(version, version, version - 1 if version else None)
         self.open()
@@ -393,3 +395,37 @@ def test_each_prompt_is_trained_once_an_epoch_whatever_is_killed(
     assert counts == {(epoch, f"p{i}"): 1 for epoch in range(3) for i in range(5)}
     scene.stored.close()
     scene.ledger.close()
+
+
+def take_steps(scene: Scene, steps: range, size: int) -> None:
+    """Train batches, each on the weights that the last one made."""
+    for step in steps:
+        version = scene.newest
+        ids = scene.batch(step, size)
+        scene.table.train(ids, step, version)
+        scene.newest += 1
+        scene.lineage.add(scene.newest, step, version)
+
+
+@pytest.mark.parametrize("size", [2, 5, 7])
+def test_a_resume_from_any_step_also_at_the_end_of_an_epoch(tmp_path: Path, size: int) -> None:
+    """Five prompts, and batches that end before the epoch does, with it, and after it."""
+    for saved in range(-(-15 // size)):
+        scene = Scene(tmp_path / f"{saved}" / "ledger.sqlite", num_versions=1)
+        take_steps(scene, range(1, saved + 1), size)
+        scene.table.commit(saved)
+        base = scene.newest
+        take_steps(scene, range(saved + 1, saved + 3), size)  # lost
+        scene.claim(size)  # in flight
+        scene.kill()
+        scene.newest += 1
+        scene.lineage.add(scene.newest, saved, base)
+        scene.recovery.settle(scene.request(2, scene.newest))
+        num_steps = max(saved + 3, -(-15 // size))
+        take_steps(scene, range(saved + 1, num_steps + 1), size)
+        rows = scene.ledger.groups("trained", "committed")
+        counts = Counter((row.epoch, row.prompt_id) for row in rows)
+        assert counts.total() == num_steps * size
+        assert set(counts.values()) == {1}
+        assert {(epoch, f"p{i}") for epoch in range(3) for i in range(5)} <= set(counts)
+        scene.ledger.close()
