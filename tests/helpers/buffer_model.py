@@ -291,7 +291,9 @@ class BufferModel:
         assert len(given) == len(claimed)
         while given:
             if self.waiting:
-                group_id = next((i for i in self.waiting[0] if i in given), None)
+                # in any order among themselves, but to the newest weights first
+                going = sorted(i for i in self.waiting[0] if i in given)
+                group_id = max(going, key=lambda i: self._version_at(given[i][0]), default=None)
                 assert group_id is not None, f"{self.waiting[0]} waits, and {given} go out"
                 self.waiting[0].remove(group_id)
                 self.waiting = [each for each in self.waiting if each]
@@ -304,6 +306,9 @@ class BufferModel:
         for worker, account in self.accounts.items():
             idle = account.used < account.total and self.has_room(account.version)
             assert not idle, f"{worker} has credit, there is room, and nothing goes out"
+
+    def _version_at(self, key: tuple[str, str]) -> int:
+        return self.accounts[key[0]].version
 
     def _hand(self, group: Group, key: tuple[str, str], assignment: Assignment, now: float) -> None:
         account = self.accounts[key[0]]
