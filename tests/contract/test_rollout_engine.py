@@ -7,22 +7,55 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
+from tests.helpers.config import small_config
 from tests.helpers.tiny_models import write_tiny_model
 
-from ratchet.backends.rollout.base import Completion, RolloutEngine, SamplingParams
+from ratchet.backends.rollout.base import Completion, EngineStats, RolloutEngine, SamplingParams
 from ratchet.backends.rollout.fake import FakeEngine
+from ratchet.backends.rollout.sglang.engine import SGLangEngine
 from ratchet.backends.rollout.torch import TorchEngine
 from ratchet.errors import GenerationFailed, PromptTooLong, WeightsMismatch
+from ratchet.transport.weights.base import ProbedSink
 from ratchet.types import PauseMode
 
-MakeEngine = Callable[[], RolloutEngine]
 CONTEXT = 4096
 SHORT = SamplingParams(max_tokens=6, temperature=1.0, seed=1)
+GREEDY = SHORT._replace(temperature=0.0)
+
+
+class Subject(NamedTuple):
+    """An engine, and what differs where it must."""
+
+    make: Callable[[], RolloutEngine]
+    context: int = CONTEXT
+    has_seeds: bool = True
+    """the same seed makes the same tokens"""
+    reads_back: bool = True
+    url: str | None = None
+    """of the server that has the batch; tokens then count when their completion is there"""
+
+    async def some_tokens(self, engine: RolloutEngine, before: EngineStats, running: int) -> None:
+        """Wait until each of the running requests has a token."""
+        if self.url is None:
+            wanted = before.generated_tokens + 2 * running
+            await until(lambda: engine.stats().generated_tokens >= wanted)
+        else:
+            await self.batch_of(running)
+
+    async def batch_of(self, size: int) -> None:
+        """Wait until the server itself says that so many requests run."""
+        assert self.url is not None
+        async with aiohttp.ClientSession(self.url) as session:
+            found = -1
+            while found != size:
+                async with session.get("/v1/loads") as response:
+                    found = (await response.json())["loads"][0]["num_running_reqs"]
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +65,29 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(path, eos_token_id=[], max_position_embeddings=CONTEXT)
 
 
-@pytest.fixture(params=["torch", "fake"])
-def make_engine(request: pytest.FixtureRequest, endless_model: Path) -> MakeEngine:
+@pytest.fixture(params=["torch", "fake", pytest.param("sglang", marks=pytest.mark.sglang)])
+def subject(request: pytest.FixtureRequest, endless_model: Path) -> Subject:
     if request.param == "torch":
-        return lambda: TorchEngine(endless_model, max_batch_size=16)
-    return lambda: FakeEngine(context=CONTEXT, delay_s=lambda _, params: 0.001 * params.max_tokens)
+        return Subject(lambda: TorchEngine(endless_model, max_batch_size=16))
+    if request.param == "fake":
+        return Subject(
+            lambda: FakeEngine(context=CONTEXT, delay_s=lambda _, params: 0.001 * params.max_tokens)
+        )
+    server = request.getfixturevalue("sglang_server")
+    config = small_config(
+        model={"path": str(endless_model), "build": None, "tokenizer_chars": None},
+        rollout={
+            "backend": "sglang", "max_tokens": 5, "group_size": 4,
+            "sglang": {"servers": [server.url]},
+        },
+    )  # fmt: skip
+    return Subject(
+        lambda: SGLangEngine(config, endless_model),
+        context=CONTEXT - 2,
+        has_seeds=False,
+        reads_back=False,
+        url=server.url,
+    )
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -48,8 +99,8 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def started(make: MakeEngine, version: int | None = 0) -> AsyncIterator[RolloutEngine]:
-    engine = make()
+async def started(subject: Subject, version: int | None = 0) -> AsyncIterator[RolloutEngine]:
+    engine = subject.make()
     await engine.start()
     if version is not None:
         await engine.stamp(version)
@@ -80,15 +131,17 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.0005)
 
 
-async def paused_halfway(engine: RolloutEngine, mode: PauseMode) -> list[asyncio.Task[Completion]]:
+async def paused_halfway(
+    subject: Subject, engine: RolloutEngine, mode: PauseMode
+) -> list[asyncio.Task[Completion]]:
     """Pause while requests have some of their tokens, but not all."""
     for max_tokens in (100, 400, 1600):
-        before = engine.stats().generated_tokens
+        before = engine.stats()
         tasks = [
             asyncio.create_task(engine.generate([5, 6, 7], SamplingParams(max_tokens, 1.0, seed)))
             for seed in range(3)
         ]
-        await until(lambda before=before: engine.stats().generated_tokens >= before + 6)
+        await subject.some_tokens(engine, before, len(tasks))
         await engine.pause(mode)
         if not any(task.done() for task in tasks):
             return tasks
@@ -115,9 +168,9 @@ def assert_whole(completion: Completion) -> None:
     assert (logprobs <= 0).all()
 
 
-def test_serves_nothing_before_a_version_is_stamped(make_engine: MakeEngine) -> None:
+def test_serves_nothing_before_a_version_is_stamped(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine, version=None) as engine:
+        async with started(subject, version=None) as engine:
             assert engine.version is None
             task = asyncio.create_task(engine.generate([5], SHORT))
             await until(lambda: engine.stats().waiting == 1)
@@ -133,14 +186,14 @@ def test_serves_nothing_before_a_version_is_stamped(make_engine: MakeEngine) -> 
     run(scenario())
 
 
-def test_ids_go_in_and_come_out(make_engine: MakeEngine) -> None:
+def test_ids_go_in_and_come_out(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             prompt = engine.encode("12+34=")
             assert len(prompt) == 6
             assert engine.decode(prompt) == "12+34="
             assert engine.encode_reply("=7") == engine.encode("=7")  # there is no template
-            assert engine.context == CONTEXT
+            assert engine.context == subject.context
             completion = await engine.generate(prompt, SHORT)
             assert_whole(completion)
             assert len(completion.token_ids) == SHORT.max_tokens
@@ -152,10 +205,10 @@ def test_ids_go_in_and_come_out(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_each_token_has_the_version_that_made_it(make_engine: MakeEngine, mode: PauseMode) -> None:
+def test_each_token_has_the_version_that_made_it(subject: Subject, mode: PauseMode) -> None:
     async def scenario() -> None:
-        async with started(make_engine, version=4) as engine:
-            tasks = await paused_halfway(engine, mode)
+        async with started(subject, version=4) as engine:
+            tasks = await paused_halfway(subject, engine, mode)
             await load(engine, 9, mode)
             for completion in await asyncio.gather(*tasks):
                 assert_whole(completion)
@@ -166,10 +219,10 @@ def test_each_token_has_the_version_that_made_it(make_engine: MakeEngine, mode: 
     run(scenario())
 
 
-def test_nothing_is_generated_while_paused(make_engine: MakeEngine) -> None:
+def test_nothing_is_generated_while_paused(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
-            tasks = await paused_halfway(engine, "in_place")
+        async with started(subject) as engine:
+            tasks = await paused_halfway(subject, engine, "in_place")
             made = engine.stats().generated_tokens
             late = asyncio.create_task(engine.generate([5], SHORT))
             await until(lambda: engine.stats().waiting >= 1)
@@ -184,12 +237,10 @@ def test_nothing_is_generated_while_paused(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_a_failed_load_quarantines_until_a_good_one(
-    make_engine: MakeEngine, mode: PauseMode
-) -> None:
+def test_a_failed_load_quarantines_until_a_good_one(subject: Subject, mode: PauseMode) -> None:
     async def scenario() -> None:
-        async with started(make_engine, version=1) as engine:
-            tasks = await paused_halfway(engine, mode)
+        async with started(subject, version=1) as engine:
+            tasks = await paused_halfway(subject, engine, mode)
             made = engine.stats().generated_tokens
             with pytest.raises(WeightsMismatch, match="no_such_weight"):
                 await engine.write({"no_such_weight": torch.zeros(1)})
@@ -207,9 +258,9 @@ def test_a_failed_load_quarantines_until_a_good_one(
     run(scenario())
 
 
-def test_a_write_quarantines_before_it_is_stamped(make_engine: MakeEngine) -> None:
+def test_a_write_quarantines_before_it_is_stamped(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine, version=1) as engine:
+        async with started(subject, version=1) as engine:
             await engine.write(new_weights(engine, 2))
             assert engine.version is None
             await engine.stamp(2)
@@ -219,9 +270,9 @@ def test_a_write_quarantines_before_it_is_stamped(make_engine: MakeEngine) -> No
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype"])
-def test_a_write_of_another_kind_is_refused(make_engine: MakeEngine, change: str) -> None:
+def test_a_write_of_another_kind_is_refused(subject: Subject, change: str) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             name, value = next(iter(new_weights(engine, 1).items()))
             wrong = value[:1] if change == "shape" else value.double()
             with pytest.raises(WeightsMismatch, match=name):
@@ -232,10 +283,15 @@ def test_a_write_of_another_kind_is_refused(make_engine: MakeEngine, change: str
     run(scenario())
 
 
-def test_reads_back_what_was_written(make_engine: MakeEngine) -> None:
+def test_reads_back_what_was_written(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             written = new_weights(engine, 5)
+            if not subject.reads_back:
+                assert isinstance(engine, ProbedSink)
+                with pytest.raises(WeightsMismatch, match="probe"):
+                    await engine.read(list(written))
+                return
             await engine.write(written)
             for name, value in zip(written, await engine.read(list(written)), strict=True):
                 assert torch.equal(value, written[name]), name
@@ -247,14 +303,14 @@ def test_reads_back_what_was_written(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_weights_decide_what_is_generated(make_engine: MakeEngine) -> None:
+def test_weights_decide_what_is_generated(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             seen = []
             for version in (1, 2, 1):
                 await engine.write(new_weights(engine, version))
                 await engine.stamp(version)
-                seen.append(tokens_of(await engine.generate([5, 6], SHORT)))
+                seen.append(tokens_of(await engine.generate([5, 6], GREEDY)))
             assert seen[0] == seen[2] != seen[1]
 
     run(scenario())
@@ -269,12 +325,12 @@ CALLS: Sequence[Sequence[str]] = [
 
 
 @pytest.mark.parametrize("calls", CALLS, ids="-".join)
-def test_pause_and_resume_in_any_order(make_engine: MakeEngine, calls: Sequence[str]) -> None:
+def test_pause_and_resume_in_any_order(subject: Subject, calls: Sequence[str]) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
-            alone = await engine.generate([5, 6], SHORT._replace(max_tokens=40))
+        async with started(subject) as engine:
+            alone = await engine.generate([5, 6], GREEDY._replace(max_tokens=40))
             tasks = [
-                asyncio.create_task(engine.generate([5, 6], SHORT._replace(max_tokens=40)))
+                asyncio.create_task(engine.generate([5, 6], GREEDY._replace(max_tokens=40)))
                 for _ in range(2)
             ]
             for call in calls:
@@ -286,9 +342,9 @@ def test_pause_and_resume_in_any_order(make_engine: MakeEngine, calls: Sequence[
     run(scenario())
 
 
-def test_loads_and_requests_in_a_crowd(make_engine: MakeEngine) -> None:
+def test_loads_and_requests_in_a_crowd(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             tasks = [
                 asyncio.create_task(
                     engine.generate([5] * (1 + i % 7), SamplingParams(10 + 2 * i, 1.0, i))
@@ -307,9 +363,9 @@ def test_loads_and_requests_in_a_crowd(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_a_cancelled_call_leaves_the_batch(make_engine: MakeEngine) -> None:
+def test_a_cancelled_call_leaves_the_batch(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             long = [
                 asyncio.create_task(engine.generate([5], SamplingParams(4000, 1.0, i)))
                 for i in range(3)
@@ -322,6 +378,8 @@ def test_a_cancelled_call_leaves_the_batch(make_engine: MakeEngine) -> None:
             await asyncio.gather(*long[:2], never_sent, return_exceptions=True)
             assert all(task.cancelled() for task in (*long[:2], never_sent))
             await until(lambda: engine.stats().running == 1)
+            if subject.url is not None:
+                await subject.batch_of(1)
             assert engine.stats().waiting == 0
             assert_whole(await engine.generate([5], SHORT))
             assert not long[2].done()
@@ -330,9 +388,9 @@ def test_a_cancelled_call_leaves_the_batch(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_a_request_cancelled_while_it_waits_is_never_served(make_engine: MakeEngine) -> None:
+def test_a_request_cancelled_while_it_waits_is_never_served(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine, version=None) as engine:
+        async with started(subject, version=None) as engine:
             task = asyncio.create_task(engine.generate([5], SHORT))
             await until(lambda: engine.stats().waiting == 1)
             task.cancel()
@@ -344,11 +402,11 @@ def test_a_request_cancelled_while_it_waits_is_never_served(make_engine: MakeEng
     run(scenario())
 
 
-def test_what_does_not_fit_is_refused_and_the_engine_lives(make_engine: MakeEngine) -> None:
+def test_what_does_not_fit_is_refused_and_the_engine_lives(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
-            with pytest.raises(PromptTooLong, match=str(CONTEXT)):
-                await engine.generate([5] * 10, SHORT._replace(max_tokens=CONTEXT - 9))
+        async with started(subject) as engine:
+            with pytest.raises(PromptTooLong, match=str(subject.context)):
+                await engine.generate([5] * 10, SHORT._replace(max_tokens=subject.context - 9))
             for prompt in ([], [5, -1], [5, 100_000]):
                 with pytest.raises(GenerationFailed) as caught:
                     await engine.generate(prompt, SHORT)
@@ -362,10 +420,13 @@ def test_what_does_not_fit_is_refused_and_the_engine_lives(make_engine: MakeEngi
 
 
 def test_the_same_seed_makes_the_same_tokens_alone_and_in_a_crowd(
-    make_engine: MakeEngine,
+    subject: Subject,
 ) -> None:
+    if not subject.has_seeds:
+        pytest.skip("its seeds count only in deterministic inference")
+
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             alone = [await engine.generate([5, 6], SHORT._replace(seed=seed)) for seed in (1, 2)]
             crowd = await asyncio.gather(
                 *[engine.generate([5 + i % 3, 6], SHORT._replace(seed=i)) for i in range(9)]
@@ -380,9 +441,9 @@ def test_the_same_seed_makes_the_same_tokens_alone_and_in_a_crowd(
     run(scenario())
 
 
-def test_greedy_is_deterministic(make_engine: MakeEngine) -> None:
+def test_greedy_is_deterministic(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             greedy = SamplingParams(max_tokens=12, temperature=0.0, seed=3)
             first, second = [await engine.generate([5, 6, 7], greedy) for _ in range(2)]
             assert tokens_of(first) == tokens_of(second)
@@ -391,9 +452,9 @@ def test_greedy_is_deterministic(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_stats_grow(make_engine: MakeEngine) -> None:
+def test_stats_grow(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             assert engine.stats()[:3] == (0.0, 0.0, 0)
             await engine.generate([5], SHORT)
             after = engine.stats()
@@ -412,9 +473,9 @@ def test_stats_grow(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_close_ends_every_call(make_engine: MakeEngine) -> None:
+def test_close_ends_every_call(subject: Subject) -> None:
     async def scenario() -> None:
-        async with started(make_engine) as engine:
+        async with started(subject) as engine:
             running = asyncio.create_task(engine.generate([5], SamplingParams(4000, 1.0, 0)))
             await until(lambda: engine.stats().running == 1)
             unsent = asyncio.create_task(engine.generate([5], SHORT))
@@ -431,9 +492,9 @@ def test_close_ends_every_call(make_engine: MakeEngine) -> None:
     run(scenario())
 
 
-def test_close_without_start_is_harmless(make_engine: MakeEngine) -> None:
+def test_close_without_start_is_harmless(subject: Subject) -> None:
     async def scenario() -> None:
-        engine = make_engine()
+        engine = subject.make()
         assert engine.version is None
         await engine.close()
 
