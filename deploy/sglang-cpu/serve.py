@@ -27,12 +27,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-DEFAULTS = {
-    "--device": "cpu",
-    "--attention-backend": "torch_native",
-    "--mem-fraction-static": "0.05",  # of the machine's memory
-    "--max-total-tokens": "65536",
-}
+DEFAULTS = (
+    ("--device", "cpu"),
+    ("--attention-backend", "torch_native"),
+    ("--mem-fraction-static", "0.05"),  # of the machine's memory
+    ("--max-total-tokens", "65536"),
+    ("--sleep-on-idle",),  # else an idle server takes a third of a core
+)
 KERNELS = (
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
@@ -85,8 +86,7 @@ def _without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 def with_defaults(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with those of `DEFAULTS` that are not among them."""
     given = {argument.split("=")[0] for argument in arguments}
-    missing = [(name, value) for name, value in DEFAULTS.items() if name not in given]
-    return [*(word for pair in missing for word in pair), *arguments]
+    return [*(word for words in DEFAULTS if words[0] not in given for word in words), *arguments]
 
 
 VISION = declare_vision_operators()
