@@ -19,6 +19,7 @@ from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
 from tests.simulation.batch_marks import draw_batch_filter
 from tests.simulation.rollout_draws import draw_submission
+from tests.simulation.trainer_draws import draw_payloads, draw_trainers
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
 from tests.simulation.verdict_draws import draw_verdicts
 from tests.simulation.world import Delays, Links
@@ -40,6 +41,8 @@ class Plan:
     links: Links = field(default_factory=Links)
     save_s: float | None = None
     """seconds that a checkpoint takes; None if there are none, and a dead trainer stays dead"""
+    payload_s: float | None = None
+    """seconds that the payload of a finished group takes to be written; None if none is kept"""
 
     @property
     def fatal(self) -> tuple[f.Fault, ...]:
@@ -74,7 +77,8 @@ class Plan:
     @property
     def on_disk(self) -> bool:
         """The files are real ones."""
-        return any(isinstance(fault, f.Crash | f.Revive) for fault in self.faults)
+        struck = any(isinstance(fault, f.Crash | f.Revive) for fault in self.faults)
+        return struck or self.payload_s is not None
 
     @property
     def delays_bytes(self) -> bool:
@@ -130,6 +134,11 @@ def draw(seed: int) -> Plan:
     drawn += _revived(seed, horizon, links.limits.dead_s)
     drawn += _on_evaluators(seed, config.num_evaluators, horizon)
     weights = config.weights
+    trainers = draw_trainers(seed, horizon, delays.step_s)
+    for name, fields in trainers.sections.items():
+        section = getattr(config, name).model_copy(update=fields)
+        config = config.model_copy(update={name: section})
+    drawn += trainers.faults
     drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
     return Plan(
         seed=seed,
@@ -138,6 +147,8 @@ def draw(seed: int) -> Plan:
         links=links,
         num_prompts=rng.choice([1, 2, 7, 50]),
         faults=tuple(sorted(drawn, key=lambda fault: fault.at)),
+        save_s=trainers.save_s,
+        payload_s=draw_payloads(seed),
     )
 
 

@@ -59,7 +59,8 @@ _FENCED = (
 )
 """How an older trainer may end: told so, or not heard any more."""
 
-_TAKE_OVERS = {"TakeOver", "TakeOverInTransfer"}
+_TAKE_OVERS = {"TakeOver", "TakeOverInTransfer", "KillTrainer"}
+"""Faults after which another trainer may go on, from elsewhere."""
 
 _ABORTS = {
     "Sabotage", "Kill", "DoubleStart", "Freeze", "Silence", "TakeOver", "Crash", "BadDisk",
@@ -415,7 +416,7 @@ class Watch:
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
         budget = self._plan.config.buffer
         retries = 0 if budget.unused in {"drop", "mask"} else budget.max_retries
-        taken_over = any("TakeOver" in fault.kind for fault in self._plan.faults)
+        taken_over = any(fault.kind in _TAKE_OVERS for fault in self._plan.faults)
         for row in rows:
             details = [event.detail for event in ledger.events(row.group_id)]
             lost, deaths = details.count(_LOST), details.count("buffer_died")
@@ -434,7 +435,7 @@ class Watch:
         table = self._world.buffer._table
         states = ledger.counts()
         places = {
-            "issued": len(table._waiting),
+            "issued": len(table._waiting) + len(table.stored),
             "claimed": table.num_in_flight,
             "finished": table.num_queued,
             "batched": len(table.batched()),
@@ -560,10 +561,11 @@ _NEXT = {
     "finished": {"masked", "batched", "retried", "dropped"},
     "masked": {"masked", "batched", "retried", "dropped"},
     "batched": {"trained", "retried", "dropped"},
-    "retried": {"claimed"},
+    "requeued": {"masked", "batched", "retried", "dropped"},
+    "retried": {"claimed", "requeued"},
     "trained": {_LOST, "committed"},
     "committed": {_LOST},
-    _LOST: {"claimed"},
+    _LOST: {"claimed", "requeued"},
     "dropped": set(),
 }
 

@@ -128,6 +128,7 @@ async def _live(
         num_prompts=plan.num_prompts,
         disk=disk,
         checkpoints=checkpoints,
+        payload_s=plan.payload_s,
     )
     worlds.append(world)
     watch = Watch(plan, world)
@@ -157,7 +158,7 @@ async def _end(world: World, watch: Watch) -> None:
         return [*(world.ends[name].event for name in sorted(names)), watch.broken]
 
     while True:
-        while not (world.ended.event.is_set() or any(end.is_set() for end in vital())):
+        while not (world.has_ended or any(end.is_set() for end in vital())):
             ends = [t.end.event for t in world.trainers if not t.end.event.is_set()]
             waits = [asyncio.ensure_future(end.wait()) for end in (*vital(), *ends)]
             # a trainer may start, and lead, meanwhile
@@ -167,7 +168,7 @@ async def _end(world: World, watch: Watch) -> None:
         # what is on its way arrives, what was cancelled ends, who is left alone gives up
         limits = world.network.limits
         await asyncio.sleep(20.0 + (3 * limits.dead_s + 4 * limits.delivery_s) * watch.fatal)
-        if world.ended.event.is_set() or any(end.is_set() for end in vital()):
+        if world.has_ended or any(end.is_set() for end in vital()):
             if supervision.ended_the_run(world):
                 await _all_left(world)
             return  # and no other trainer has come to lead

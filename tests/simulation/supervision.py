@@ -11,11 +11,13 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratchet.actors.role import ORDERLY, REGISTRY
+from ratchet.actors.role import LOST, ORDERLY, REGISTRY
 
 if TYPE_CHECKING:
     from tests.simulation.launcher import Launcher
-    from tests.simulation.world import Worker, World
+    from tests.simulation.world import Trainer, Worker, World
+
+    Life = Worker | Trainer
 
 _GRACE_S = 1.0
 """A failure that blames another is judged this much later."""
@@ -24,12 +26,12 @@ _STOP_S = 3.0
 _SLACK_S = 1.0
 
 
-def failed(life: Worker) -> bool:
+def failed(life: Life) -> bool:
     """It has ended, and was not told to."""
     return life.end.event.is_set() and life.end.reason != ORDERLY
 
 
-def is_over_for(life: Worker) -> bool:
+def is_over_for(life: Life) -> bool:
     """It has ended in order, and nobody should start it again."""
     ended = life.end.event.is_set() and life.end.reason == ORDERLY
     return ended and life.host.system.run_ended is not None
@@ -43,7 +45,7 @@ def gave_up(launcher: Launcher) -> bool:
 
 def ended_the_run(world: World) -> bool:
     """A launcher that had the whole run has given up, and said so."""
-    return any(map(_ends_run, world.launchers))
+    return any(map(_ends_run, world.every_launcher))
 
 
 def nobody_left(world: World) -> bool:
@@ -56,7 +58,7 @@ def check(world: World, *, heard: bool) -> Iterator[str]:
     """Say what is wrong with the supervision of a world; `heard`: nothing keeps the registry from
     hearing what it is told.
     """
-    for launcher in world.launchers:
+    for launcher in world.every_launcher:
         by_name = [[w for w in launcher.lives if w.name == name] for name in launcher.workers]
         if launcher.task.done() and not launcher.task.cancelled() and launcher.task.exception():
             yield f"{launcher.name} broke: {launcher.task.exception()}"
@@ -69,7 +71,7 @@ def check(world: World, *, heard: bool) -> Iterator[str]:
         yield from _tells_once(world, launcher, heard=heard)
 
 
-def _started_again(world: World, launcher: Launcher, lives: list[Worker]) -> Iterator[str]:
+def _started_again(world: World, launcher: Launcher, lives: list[Life]) -> Iterator[str]:
     """Whoever failed lives again soon, unless its launcher ends."""
     stops_s = _STOP_S * len(launcher.workers)
     within_s = world.config.runtime.backoff_most_s + _GRACE_S + stops_s + _SLACK_S
@@ -83,7 +85,7 @@ def _started_again(world: World, launcher: Launcher, lives: list[Worker]) -> Ite
             yield f"{life.incarnation} failed ({life.end.reason}), and was not started again"
 
 
-def _one_after_the_other(world: World, launcher: Launcher, lives: list[Worker]) -> Iterator[str]:
+def _one_after_the_other(world: World, launcher: Launcher, lives: list[Life]) -> Iterator[str]:
     # by the other strategies it may be started again with one that failed
     alone = world.config.runtime.restart_strategy == "one_for_one"
     for life, following in itertools.pairwise(lives):
@@ -93,7 +95,7 @@ def _one_after_the_other(world: World, launcher: Launcher, lives: list[Worker]) 
             yield f"{life.incarnation} had ended in order, and was started again"
 
 
-def _backs_off(world: World, launcher: Launcher, lives: list[Worker]) -> Iterator[str]:
+def _backs_off(world: World, launcher: Launcher, lives: list[Life]) -> Iterator[str]:
     """The pause doubles from failure to failure, until a life was long enough."""
     runtime = world.config.runtime
     local = launcher.host.process.local
@@ -122,7 +124,8 @@ def _intensity(world: World, launcher: Launcher) -> Iterator[str]:
     judged = bool(ends) and ends[-1] + _GRACE_S + _STOP_S < local(_until(world, launcher))
     if counts_all and judged and least_s < window_s - 2 * _GRACE_S and not gave_up(launcher):
         yield f"{launcher.name} goes on after {len(ends)} failures, the densest in {least_s:g} s"
-    if gave_up(launcher) and not _replaced(launcher) and least_s > window_s + 2 * _GRACE_S:
+    gave = gave_up(launcher) and not (_replaced(launcher) or _had_the_last_word(launcher))
+    if gave and least_s > window_s + 2 * _GRACE_S:
         yield f"{launcher.name} gave up too early: {launcher.outcome}"
 
 
@@ -146,3 +149,9 @@ def _until(world: World, launcher: Launcher) -> float:
 
 def _replaced(launcher: Launcher) -> bool:
     return launcher.outcome is not None and launcher.outcome.status == "user_error"
+
+
+def _had_the_last_word(launcher: Launcher) -> bool:
+    """A trainer of it has said why the run cannot go on."""
+    reasons = [life.end.reason for life in launcher.lives if life.name.startswith("trainer")]
+    return any(each.startswith("RunFailed") and LOST not in each for each in reasons[-1:])

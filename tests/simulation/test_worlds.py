@@ -26,7 +26,7 @@ def test_fresh_worlds(capsys: pytest.CaptureFixture[str]) -> None:
         assert not outcome.problems, explain(outcome)
 
 
-@pytest.mark.parametrize("seed", [3, 11, 23])
+@pytest.mark.parametrize("seed", [3, 11, 23, 3041])
 def test_a_world_is_the_same_each_time(seed: int) -> None:
     assert run(draw(seed)).trace == run(draw(seed)).trace
     assert repr(draw(seed)) == repr(draw(seed))

@@ -16,6 +16,7 @@ from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
 from tests.simulation.launcher import KILLED, Launcher
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.payloads import WorldPayloads
 from tests.simulation.rollout_draws import draw_turns, stop_after
 from tests.simulation.sessions import Host, Network
 from tests.simulation.weight_ends import (
@@ -334,11 +335,18 @@ class Trainer:
     end: ProcessEnd
     ref: LocalRef
     actor: TrainerActor
+    started: float
+    """when"""
     killed: bool = False
     start: StartingPoint | None = None
     """the checkpoint that it goes on from"""
     parent: int = 0
     """the term that made that"""
+
+    @property
+    def incarnation(self) -> str:
+        """Of its process."""
+        return self.host.incarnation
 
 
 @dataclass(eq=False)
@@ -369,6 +377,7 @@ class World:
         num_prompts: int = 50,
         disk: Disk | None = None,
         checkpoints: WorldCheckpoints | None = None,
+        payload_s: float | None = None,
     ) -> None:
         links = links or Links()
         self.checkpoints = checkpoints
@@ -415,6 +424,7 @@ class World:
         self.eval_prompts = [Prompt(f"e{i}", f"held out {i}") for i in range(8)]
         self._prompts = [Prompt(f"p{i}", f"problem {i}") for i in range(num_prompts)]
         self.disk = disk
+        self._payload_s = payload_s
         self.store = KeptVersions.open(disk and disk.versions)
         self.ledger = KeptLedger.open(disk and disk.ledger)
         self.reviving: set[str] = set()
@@ -457,10 +467,17 @@ class World:
                 config=self.config,
                 prompts=self._prompts,
                 ledger=self.ledger,
+                payloads=self._payloads(),
             ),
         )
         self.buffer = Buffer.last
         self.buffer.hears = self.buffer_says
+
+    def _payloads(self) -> WorldPayloads | None:
+        if self.disk is None or self._payload_s is None:
+            return None
+        seed = self._seed + self.network.loop.now  # another one for each life
+        return WorldPayloads(self.disk.root / "payloads", f"{seed}", self._payload_s)
 
     def start_trainer(self, name: str) -> Trainer:
         """Start a trainer; an older one of that name can no longer be reached, and lives on."""
@@ -502,7 +519,9 @@ class World:
                 start=start,
             ),
         )
-        trainer = Trainer(name, host, backend, output, end, ref, SeenTrainer.last)
+        trainer = Trainer(
+            name, host, backend, output, end, ref, SeenTrainer.last, self.network.loop.now
+        )
         if self.checkpoints is not None and start is not None:
             trainer.start, trainer.parent = start, self.checkpoints.wrote(start)
         self.trainers.append(trainer)
@@ -579,6 +598,19 @@ class World:
     def ended(self) -> ProcessEnd:
         """The end of the leader."""
         return self.leader.end
+
+    @property
+    def has_ended(self) -> bool:
+        """The leader has ended, and nobody starts it again."""
+        launcher, leader = self.trainer_launcher, self.leader
+        comes_back = launcher is not None and launcher.outcome is None and leader in launcher.lives
+        failed = leader.end.reason != ORDERLY
+        return leader.end.event.is_set() and not (comes_back and failed)
+
+    @property
+    def every_launcher(self) -> list[Launcher]:
+        """Those of the workers, and the trainer's if it has one."""
+        return self.launchers + [each for each in (self.trainer_launcher,) if each is not None]
 
     @property
     def over(self) -> bool:
