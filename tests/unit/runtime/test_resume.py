@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,25 +80,27 @@ def test_a_changed_configuration_is_written_and_the_old_one_kept(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("section", "change"),
+    ("section", "change", "says"),
     [
-        ("rollout", {"group_size": 2}),
-        ("task", {"name": "guess"}),
-        ("task", {"fingerprint": "00"}),
-        ("model", {"dtype": "bfloat16"}),
+        ("rollout", {"group_size": 2}, "rollout.group_size is 2 now and was 4"),
+        ("task", {"name": "guess"}, "task.name is 'guess' now and was 'copy'"),
+        ("task", {"fingerprint": "00"}, "task.fingerprint is '00' now and was '11'"),
+        ("model", {"dtype": "bfloat16"}, "model.dtype is 'bfloat16' now and was 'float32'"),
+        ("", {"seed": 5}, "seed is 5 now and was 0"),
     ],
 )
-def test_another_model_or_data_set_is_refused(
-    tmp_path: Path, section: str, change: dict[str, object]
+def test_another_model_data_set_group_size_or_seed_is_refused(
+    tmp_path: Path, section: str, change: dict[str, object], says: str
 ) -> None:
     run = make_run(tmp_path / "run", 3)
     fingerprinted = CONFIG.task.model_copy(update={"fingerprint": "11"})
     config = CONFIG.model_copy(update={"task": fingerprinted})
     run.config.write_text(config.to_toml())
     before = files(run.root)
-    part = getattr(config, section).model_copy(update=change)
-    with pytest.raises(UserError, match=f"{section}.{next(iter(change))} is .* now and was"):
-        resume_run(run.root, config.model_copy(update={section: part}), None)
+    if section:
+        change = {section: getattr(config, section).model_copy(update=change)}
+    with pytest.raises(UserError, match=re.escape(says)):
+        resume_run(run.root, config.model_copy(update=change), None)
     assert files(run.root) == before
 
 
