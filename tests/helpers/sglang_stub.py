@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +47,15 @@ class SGLangStub:
     eos: frozenset[int] = frozenset()
     context: int = 4096
     step_s: float = 0.001
+    prompt_logprob: float = -1.0
+    """of every token of a prompt that is scored"""
     sglang_version: str = "0.5.23"
+    architecture: str = "Qwen3ForCausalLM"
+    dtype: str = "float32"
+    facts: dict[str, Any] = field(default_factory=dict)
+    """more of /server_info"""
+    behind: Sequence[str] = ()
+    """URLs that it tells as a router"""
     weight_version: str = "default"
     paused: bool = False
     updating: bool = False
@@ -97,11 +105,17 @@ class SGLangStub:
         """Return the bodies of the calls of one path, in order."""
         return [body for called, body in self.calls if called == path]
 
+    async def until_called(self, path: str, times: int = 1) -> None:
+        """Wait until a path has been called so often."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.called(path)) >= times)
+
     @web.middleware
     async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path
         body = await request.json() if request.can_read_body else None
         self.calls.append((path, body))
+        await self.notify()
         if not self._authorised(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         if path in self.hung:
@@ -128,7 +142,7 @@ class SGLangStub:
         handler = getattr(self, name, None)
         if handler is None:
             return web.json_response({"detail": "Not Found"}, status=404)
-        body = await request.json() if request.can_read_body else {}
+        body = await request.json() if await request.read() else {}
         response: web.StreamResponse = await handler(body)
         return response
 
@@ -167,7 +181,14 @@ class SGLangStub:
             await self.notify()
         if request.aborted:
             reason = {"type": "abort", "message": "Abort in the stub"}
-        return _answer(rid, request, reason, self.weight_version)
+        answer = _answer(rid, request, reason, self.weight_version)
+        if body.get("logprob_start_len") == 0:
+            first, *scored = body["input_ids"]
+            answer["meta_info"]["input_token_logprobs"] = [
+                [None, first, None],
+                *([self.prompt_logprob, token, None] for token in scored),
+            ]
+        return answer
 
     async def _unpaused(self, request: Running) -> None:
         if self.paused:
@@ -264,10 +285,18 @@ class SGLangStub:
         return web.Response(status=503 if self.paused else 200)
 
     async def _model_info(self, body: dict[str, Any]) -> web.Response:
-        return web.json_response({"weight_version": self.weight_version, "is_generation": True})
+        facts = {"weight_version": self.weight_version, "is_generation": True}
+        return web.json_response(facts | {"architectures": [self.architecture]})
 
     async def _server_info(self, body: dict[str, Any]) -> web.Response:
-        return web.json_response({"version": self.sglang_version, "tp_size": 1})
+        facts = {"version": self.sglang_version, "dtype": self.dtype, "tp_size": 1}
+        facts |= {"max_req_input_len": self.context - 6, "dp_size": 1, "pp_size": 1, "nnodes": 1}
+        return web.json_response(facts | self.facts)
+
+    # --- as a router
+
+    async def _workers(self, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"workers": [{"url": url} for url in self.behind]})
 
 
 def _answer(rid: str, request: Running, reason: dict[str, Any], version: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -54,6 +54,11 @@ class SGLangConfig(Section):
     """Further arguments of a launched server, as they are."""
     servers: tuple[str, ...] = ()
     """URLs of running servers to attach to, "http://host:port"; none is launched."""
+    transfer: Literal["relay", "direct"] | None = None
+    """How a whole model reaches the servers: "relay" through the worker, which checks what arrived
+    before a server is touched, or "direct" from the trainer's device. By default direct with
+    weights.backend = "nccl", and relay otherwise. Adapters go by files.
+    """
     router: str | None = None
     """URL of a router: generation goes there, control to each of `servers`, which are by default
     those that the router knows when a worker starts.
@@ -72,8 +77,12 @@ class SGLangConfig(Section):
     """A server that should generate, and is not healthy within so long, is lost; it is looked at
     every quarter of that. The end of a launched server is heard of at once.
     """
-    probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
-    """Largest difference of a log probability between trainer and server after a load."""
+    probe_tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Largest difference of a log probability between trainer and server after a load. By default
+    0.001, 0.05 or 0.3 for weights in float32, float16 or bfloat16."""
+    adapter_dir: str | None = None
+    """Where LoRA adapters are written for the servers to read, each for as long as it is used; by
+    default the system's directory for temporary files. Servers elsewhere need one that both see."""
 
     @property
     def attaches(self) -> bool:

@@ -137,8 +137,15 @@ class Answer(msgspec.Struct):
 decode_answer: Final = msgspec.json.Decoder(Answer).decode
 
 
-def completion_of(answer: Answer, params: SamplingParams) -> Completion:
+def completion_of(
+    answer: Answer, params: SamplingParams, version: PolicyVersion | None = None
+) -> Completion:
     """Return what an answer holds, if it is whole.
+
+    Args:
+        answer: of /generate.
+        params: what was asked for.
+        version: that made all tokens, where the request named it; by default the server says.
 
     Raises:
         GenerationFailed: if it is not; the text says what is wrong.
@@ -156,7 +163,11 @@ def completion_of(answer: Answer, params: SamplingParams) -> Completion:
     return Completion(
         token_ids=Packed.of(tokens, "int32"),
         logprobs=Packed.of(logprobs, "float32"),
-        spans=_spans(meta.weight_versions, len(tokens)),
+        spans=(
+            _spans(meta.weight_versions, len(tokens))
+            if version is None
+            else (VersionSpan(version, 0, len(tokens)),)
+        ),
         finish_reason=reason,
     )
 

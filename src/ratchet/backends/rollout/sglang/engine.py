@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
+from ratchet.backends.rollout.sglang.adapter import AdapterShape, AdapterWeights
 from ratchet.backends.rollout.sglang.answers import Limits
 from ratchet.backends.rollout.sglang.fleet import Fleet, open_fleet
 from ratchet.backends.rollout.sglang.generation import Generation
 from ratchet.backends.rollout.sglang.model import ServedModel
+from ratchet.backends.rollout.sglang.probe import tolerance_of
+from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.backends.rollout.sglang.weights import RelayedWeights
 from ratchet.errors import EngineLost, GenerationFailed
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ratchet.backends.rollout.sglang.client import SGLangClient
     from ratchet.config import Config
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.types import PauseMode, PolicyVersion, WeightProbe
@@ -41,7 +45,7 @@ class _Parts(NamedTuple):
 
     fleet: Fleet
     model: ServedModel
-    weights: RelayedWeights
+    weights: ProvenWeights
     generation: Generation
     watch: asyncio.Task[None]
 
@@ -73,6 +77,11 @@ class SGLangEngine:
         """
         sglang, model_config = self._config.rollout.sglang, self._config.model
         model = ServedModel.read(self._model_dir, model_config)
+        shape = None
+        if model_config.lora is not None:
+            shape = await asyncio.to_thread(
+                AdapterShape.read, self._model_dir, model_config.dtype, model_config.lora
+            )
         fleet = await open_fleet(
             sglang,
             model=self._model_dir,
@@ -82,13 +91,7 @@ class SGLangEngine:
         )
         servers = [member.client for member in fleet.members]
         self._lost = asyncio.get_running_loop().create_future()
-        weights = RelayedWeights(
-            servers,
-            model.specs,
-            host=self._config.runtime.host,
-            tolerance=sglang.probe_tolerance,
-            timeout_s=sglang.control_timeout_s,
-        )
+        weights = self._make_weights(servers, model, shape)
         generation = Generation(
             fleet.generation,
             servers,
@@ -202,7 +205,7 @@ class SGLangEngine:
             # what runs may have tokens of weights that have the version's name, and not its values
             parts.generation.refuse(f"version {version} was refused")
             raise
-        parts.generation.serve(version)
+        parts.generation.serve(version, parts.weights.fields(version))
 
     async def resume(self) -> None:
         """Go on generating, as soon as there is a version."""
@@ -217,6 +220,27 @@ class SGLangEngine:
             msg = "the engine was closed" if self._is_closed else "the engine was not started"
             raise GenerationFailed(msg)
         return self._parts
+
+    def _make_weights(
+        self, servers: Sequence[SGLangClient], model: ServedModel, shape: AdapterShape | None
+    ) -> ProvenWeights:
+        sglang = self._config.rollout.sglang
+        tolerance = tolerance_of(sglang.probe_tolerance, self._config.model.dtype)
+        if shape is not None:
+            return AdapterWeights(
+                servers,
+                shape,
+                directory=None if sglang.adapter_dir is None else Path(sglang.adapter_dir),
+                tolerance=tolerance,
+                timeout_s=sglang.control_timeout_s,
+            )
+        return RelayedWeights(
+            servers,
+            model.specs,
+            host=self._config.runtime.host,
+            tolerance=tolerance,
+            timeout_s=sglang.control_timeout_s,
+        )
 
     def _make_log(self) -> Path:
         self._own_log = tempfile.TemporaryDirectory(prefix="ratchet-sglang-")

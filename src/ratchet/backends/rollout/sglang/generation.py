@@ -139,7 +139,8 @@ class Generation:
 
         Args:
             version: of the weights.
-            fields: that a request needs to be answered by it.
+            fields: that a request needs to be answered by it; then all of its tokens are, whatever
+                is loaded meanwhile.
         """
         self._count()
         self._numbered += 1
@@ -205,7 +206,7 @@ class Generation:
         answer = await self._ask(rid, body)
         self._generated_tokens += len(answer.output_ids)
         try:
-            completion = completion_of(answer, params)
+            completion = completion_of(answer, params, serving.version if serving.fields else None)
         except NoVersion as error:
             self._lost(str(error))
             raise

@@ -32,6 +32,11 @@ implementations of it show.
 """
 
 
+def tolerance_of(configured: float | None, dtype: str) -> float:
+    """Return the configured tolerance, or that of the dtype of the model."""
+    return configured or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+
+
 class Difference(NamedTuple):
     """Where a server and the trainer differ most."""
 

@@ -66,6 +66,12 @@ class ProvenWeights:
             await asyncio.shield(self._verdict)
         return version in self._proved
 
+    def fields(self, version: PolicyVersion) -> Mapping[str, Any]:
+        """Return what a request says to be answered by this version; by default nothing, as the
+        servers have one only.
+        """
+        return {}
+
     def quarantine(self) -> None:
         """Hold no version any more: a server died, or holds other weights than it should."""
         self.version = None
@@ -84,6 +90,9 @@ class ProvenWeights:
         """Stop all servers between two tokens. Idempotent."""
         self.mode = mode
         await self.session.pause(mode)
+
+    async def leave(self) -> None:
+        """Give up what the servers keep for loads."""
 
     @abstractmethod
     async def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -124,15 +133,14 @@ class ProvenWeights:
 
     # --- what loads of a kind do
 
-    @abstractmethod
     async def _install(self, version: PolicyVersion) -> None:
         """Make what was written what the servers generate with as soon as they go on, under the
-        name of this version.
+        name of this version. By default end their session.
         """
-
-    def _fields(self, version: PolicyVersion) -> Mapping[str, Any]:
-        """Return what a request says to be answered by this version."""
-        return {}
+        await self.session.end()
+        if self.mode == "retract":
+            await self.session.flush()
+        await self.session.set_version(version)
 
     async def _proven(self) -> None:
         """Clean up after what was there before."""
@@ -152,5 +160,5 @@ class ProvenWeights:
             self._probe,
             tolerance=self._tolerance,
             timeout_s=self.timeout_s,
-            fields=self._fields(version),
+            fields=self.fields(version),
         )

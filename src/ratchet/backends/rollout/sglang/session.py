@@ -13,9 +13,10 @@ version's requests have a cache of their own (`extra_key`), so that none begins 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ratchet.backends.rollout.sglang.client import CallFailed, CallRefused
+from ratchet.backends.rollout.sglang.client import CallFailed, CallRefused, TooLate
 from ratchet.errors import TransferFailed
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class UpdateSession:
 
     def __init__(self, servers: Sequence[SGLangClient]) -> None:
         self.servers = tuple(servers)
+        self.is_open = False
+        """from `begin` to `end`, as far as this end knows"""
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop between two tokens. Idempotent."""
@@ -49,6 +52,7 @@ class UpdateSession:
         do this at once, others when what runs has ended.
         """
         await self._all(_begin)
+        self.is_open = True
 
     async def update(
         self, tensors: Sequence[TensorSpec | TensorSlot], group: str, *, timeout_s: float
@@ -75,8 +79,10 @@ class UpdateSession:
         )
 
     async def end(self) -> None:
-        """Close the session; the server then finishes what it derives from weights."""
-        await self._all(lambda server: server.end_update())
+        """Close the session, if there is one; the servers finish what they derive from weights."""
+        if self.is_open:
+            self.is_open = False
+            await self._all(lambda server: server.end_update())
 
     async def flush(self) -> None:
         """Empty the prefix cache."""
@@ -85,6 +91,14 @@ class UpdateSession:
     async def set_version(self, version: PolicyVersion) -> None:
         """Name the weights in every answer from here on. What is in flight goes on."""
         await self._all(lambda server: server.set_version(str(version)))
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a directory, beside those that are loaded."""
+        await self._all(lambda server: server.load_adapter(name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter, as soon as no request uses it; waits for that, however long."""
+        await self._all(partial(_unload, name=name))
 
     async def _all(self, call: Callable[[SGLangClient], Awaitable[None]]) -> None:
         results = await asyncio.gather(
@@ -96,6 +110,14 @@ class UpdateSession:
                 raise error
         if failed:
             raise TransferFailed("; ".join(map(str, failed)))
+
+
+async def _unload(server: SGLangClient, name: str) -> None:
+    while True:
+        try:
+            return await server.unload_adapter(name)
+        except TooLate:  # it takes no new requests for it any more, and may be asked again
+            continue
 
 
 async def _begin(server: SGLangClient) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.backends.rollout.sglang.group import ServerGroup
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
-from ratchet.errors import TransferFailed
+from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
 from ratchet.transport.weights.buckets import dtype_name
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet.backends.rollout.sglang.client import SGLangClient
-    from ratchet.types import PolicyVersion
 
 
 _WORDS_S: Final = 5.0
@@ -55,20 +54,23 @@ class RelayedWeights(ProvenWeights):
         """
         super().__init__(servers, specs, tolerance=tolerance, timeout_s=timeout_s)
         self._host = host
+        self._travels = {spec.name: spec for spec in specs if spec.alias_of is None}
         self._group: ServerGroup | None = None
-        self._is_open = False
 
     async def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send one bucket to all servers; they hold no version until `stamp`.
 
         Raises:
             TransferFailed: if a server refuses it, is late or gone.
+            WeightsMismatch: if a name, shape or dtype is not the model's; nothing was sent then,
+                as a server ignores a name that it does not know.
         """
         self.version = None
+        self._check_fit(tensors)
         # each offset is then a multiple of the item size, without gaps
         ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
         try:
-            if self._is_open:
+            if self.session.is_open:
                 await self._send(ordered)
             else:
                 await self._begin(ordered)
@@ -77,11 +79,24 @@ class RelayedWeights(ProvenWeights):
             raise
 
     async def leave(self) -> None:
-        """Give the group up; the next load makes another one."""
-        self._is_open = False
+        """Give the group up; the next load makes another one, and a session of its own."""
+        self.session.is_open = False
         group, self._group = self._group, None
         if group is not None:
             await group.close()
+
+    def _check_fit(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            known = self._travels.get(name)
+            if known is None:
+                msg = f"the model has no {name}"
+                raise WeightsMismatch(msg)
+            if (dtype_name(tensor), tuple(tensor.shape)) != (known.dtype, known.shape):
+                msg = (
+                    f"{name} is {known.dtype} {known.shape} in the model, but"
+                    f" {dtype_name(tensor)} {tuple(tensor.shape)} came"
+                )
+                raise WeightsMismatch(msg)
 
     async def _begin(self, first: Sequence[tuple[str, torch.Tensor]]) -> None:
         await self.session.begin()
@@ -93,8 +108,8 @@ class RelayedWeights(ProvenWeights):
         if self._group is None:
             self._group = ServerGroup(self.session.servers, self._host)
             await self._group.form(self.timeout_s)
+            self.session.is_open = True
             await self._send(first)
-        self._is_open = True
 
     async def _send(self, ordered: Sequence[tuple[str, torch.Tensor]]) -> None:
         group = self._group
@@ -118,10 +133,3 @@ class RelayedWeights(ProvenWeights):
         for result in results:
             if isinstance(result, Exception):
                 raise result
-
-    async def _install(self, version: PolicyVersion) -> None:
-        self._is_open = False
-        await self.session.end()
-        if self.mode == "retract":
-            await self.session.flush()
-        await self.session.set_version(version)

@@ -1,0 +1,61 @@
+"""What the trainer's model computes against what a server says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ratchet.backends.rollout.sglang.probe import largest_difference, tolerance_of
+from ratchet.errors import WeightsMismatch
+from ratchet.types import Packed, WeightProbe
+
+IDS = [[5, 6, 7, 8], [1, 2, 3, 4]]
+LOGPROBS = [[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]
+PROBE = WeightProbe(4, Packed.of(IDS, "int32"), Packed.of(LOGPROBS, "float32"))
+
+
+def answers(**changed: float | None) -> list[dict[str, Any]]:
+    """Return a server's answer; "r1c2" is token 2 of sequence 1."""
+    scored = []
+    for row, (ids, values) in enumerate(zip(IDS, LOGPROBS, strict=True)):
+        columns = [
+            [changed.get(f"r{row}c{column}", value), token, None]
+            for column, (token, value) in enumerate(zip(ids[1:], values, strict=True), 1)
+        ]
+        scored.append({"meta_info": {"input_token_logprobs": [[None, ids[0], None], *columns]}})
+    return scored
+
+
+def test_equal_is_no_difference() -> None:
+    assert largest_difference(PROBE, answers()).size == 0.0
+
+
+def test_the_largest_difference_is_found_wherever_it_is() -> None:
+    found = largest_difference(PROBE, answers(r0c3=-3.25, r1c2=-4.5, r1c3=-6.125))
+    assert found == (0.5, 1, 2, -5.0, -4.5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, None, math.inf, -math.inf])
+def test_what_is_not_a_number_is_the_largest_difference_there_is(bad: float | None) -> None:
+    size = largest_difference(PROBE, answers(r1c1=bad, r0c1=100.0)).size
+    assert not size <= 1e9
+
+
+def test_a_server_that_scored_other_ids_proves_nothing() -> None:
+    other = answers()
+    other[1]["meta_info"]["input_token_logprobs"][2][1] = 0
+    with pytest.raises(WeightsMismatch, match="other ids"):
+        largest_difference(PROBE, other)
+    other[1]["meta_info"]["input_token_logprobs"].pop()
+    with pytest.raises(WeightsMismatch, match="other ids"):
+        largest_difference(PROBE, other)
+
+
+def test_the_tolerance_is_that_of_the_dtype_unless_it_is_configured() -> None:
+    assert tolerance_of(None, "float32") == 1e-3
+    assert tolerance_of(None, "bfloat16") > tolerance_of(None, "float16") > 1e-3
+    assert tolerance_of(0.01, "bfloat16") == 0.01
+    assert np.isfinite(tolerance_of(None, "float64"))
