@@ -129,11 +129,9 @@ def adopted_memory_used_again() -> Patches:
 
 
 class _Any(int):
-    """Whichever part is asked for."""
+    """Whichever part is asked for is the next one."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
+    def __le__(self, other: object) -> bool:
         return True
 
 
@@ -190,7 +188,7 @@ def lost_engine_holds() -> Patches:
     return [(transfer, "_judge", kindly)]
 
 
-@mutant("a step changes the weights while they are read", seed=417)
+@mutant("a step changes the weights while they are read", seed=467)
 def weights_change_while_they_are_read() -> Patches:
     @asynccontextmanager
     async def at_once(self: Any) -> Any:

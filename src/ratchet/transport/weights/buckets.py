@@ -66,6 +66,11 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def lies_on_host(tensor: torch.Tensor) -> bool:
+    """Return whether the bytes of a tensor lie in host memory, one after the other."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, without a copy where it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)

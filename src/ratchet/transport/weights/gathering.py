@@ -2,10 +2,11 @@
 lane of a transfer.
 
 Consumes the trainer's parameters on a thread of its own, produces the bucket that a lane asks for.
-The thread gathers the next bucket while the last one travels, and waits for a buffer that no lane
-reads or needs. Lanes that keep step lead. One that is late, or takes much longer than the others
-while they wait for its buffer, falls behind: the others go on without waiting for it, and what it
-missed is gathered again for it when they have ended. An end or `stop` unblocks everyone.
+The thread gathers the first bucket while the engines still come, then the next one while the last
+one travels, and waits for a buffer that no lane reads or needs. Lanes that keep step lead. One that
+is late, or takes much longer than the others while they wait for its buffer, falls behind: the
+others go on without waiting for it, and what it missed is gathered again for it when they have
+ended. An end or `stop` unblocks everyone.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSource
-from ratchet.transport.weights.buckets import flat_bytes, host_bytes, pack, slot_bytes
+from ratchet.transport.weights.buckets import (
+    flat_bytes,
+    host_bytes,
+    lies_on_host,
+    pack,
+    slot_bytes,
+)
 from ratchet.transport.weights.digest import bucket_digest, digests_of, make_trailer, whole_digest
 from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import slots_by_bucket
@@ -40,23 +47,15 @@ elsewhere, and so many seconds more."""
 _POLL_S: Final = 0.02
 
 
-class Gathered(NamedTuple):
-    """A bucket that is ready to travel."""
-
-    memory: torch.Tensor
-    """the staging buffer"""
-    pieces: Sequence[torch.Tensor]
-    """uint8, as `pieces_of` has them: in the staging buffer, or where the trainer's tensors are"""
-
-
-class _Buffer:
-    """A staging buffer."""
+class Gathered:
+    """A staging buffer and the bucket that is ready to travel."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.part: int | None = None
-        """the bucket that it holds, whole"""
+        """which bucket, once it is whole"""
         self.pieces: Sequence[torch.Tensor] = ()
+        """uint8, as `pieces_of` has them: in this memory, or where the trainer's tensors are"""
 
 
 class Gathering:
@@ -89,14 +88,14 @@ class Gathering:
         self._source = source
         self._allocate = allocate
         self._in_place = in_place
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[Gathered] = []
         self._digests: dict[int, bytes] = {}
         self._changed = threading.Condition()
         self._lanes = set(lanes)
         self._wants: dict[str, int] = {}
         """the buckets that lanes wait for"""
-        self._reads: dict[str, tuple[int, float]] = {}
-        """the buckets that travel, and since when"""
+        self._reads: dict[tuple[str, int], float] = {}
+        """lanes and the buckets that they have, and since when"""
         self._kept: set[int] = set()
         """buckets that stay in their buffers until they are released"""
         self._behind: set[str] = set()
@@ -129,16 +128,23 @@ class Gathering:
             TransferFailed: if a parameter is not as announced, or changed meanwhile.
             Exception: from the source.
         """
-        self._buffers = [_Buffer(memory) for memory in self._allocate()]
+        self._buffers = [Gathered(memory) for memory in self._allocate()]
+        self._fill(0, self._buffers[0])  # what every transfer begins with
         self._wait_for_lanes()
+        self._offer(0, self._buffers[0])
         while (job := self._next()) is not None:
-            part, buffer = job
-            start = perf_counter()
-            buffer.pieces = self._gather(part, buffer.memory[: self._manifest.bucket_bytes[part]])
-            self.gather_s += perf_counter() - start
-            with self._changed:
-                buffer.part = part
-                self._changed.notify_all()
+            self._fill(*job)
+            self._offer(*job)
+
+    def _fill(self, part: int, buffer: Gathered) -> None:
+        start = perf_counter()
+        buffer.pieces = self._gather(part, buffer.memory[: self._manifest.bucket_bytes[part]])
+        self.gather_s += perf_counter() - start
+
+    def _offer(self, part: int, buffer: Gathered) -> None:
+        with self._changed:
+            buffer.part = part
+            self._changed.notify_all()
 
     def _gather(self, part: int, bucket: torch.Tensor) -> Sequence[torch.Tensor]:
         slots = self._slots[part]
@@ -149,7 +155,7 @@ class Gathering:
         if on_host and self._in_place:
             named = {slot.name: tensor for slot, tensor in zip(slots, tensors, strict=True)}
             large = [piece.large for piece in pieces if piece.large]
-            left = {name: named[name] for name in large if _can_stay(named[name])}
+            left = {name: named[name] for name in large if lies_on_host(named[name])}
         packed = pack(bucket, slots, tensors, left)
         if on_host:
             digest = bucket_digest(digests_of(map(host_bytes, packed)))
@@ -173,7 +179,7 @@ class Gathering:
                 lambda: self._lanes <= self._wants.keys() or self._stopped, _START_S
             )
 
-    def _next(self) -> tuple[int, _Buffer] | None:
+    def _next(self) -> tuple[int, Gathered] | None:
         """Wait for something to gather, and a buffer for it; return None at the end."""
         with self._changed:
             while self._lanes and not self._stopped:
@@ -184,17 +190,18 @@ class Gathering:
                 self._changed.wait(_POLL_S if self._wants and self._reads else None)
         return None
 
-    def _choose(self) -> tuple[int, _Buffer] | None:
-        if not (self._wants.keys() | self._reads.keys()) - self._behind:
+    def _choose(self) -> tuple[int, Gathered] | None:
+        last = self._last()
+        if not (self._wants.keys() | last.keys()) - self._behind:
             self._behind.clear()
         wanted = {part for lane, part in self._wants.items() if lane not in self._behind}
-        ahead = {part + 1 for lane, (part, _) in self._reads.items() if lane not in self._behind}
+        ahead = {part + 1 for lane, part in last.items() if lane not in self._behind}
         ahead.discard(self.num_buckets)
         held = {buffer.part for buffer in self._buffers}
         missing = sorted(wanted - held) or sorted(ahead - held)
         if not missing:
             return None
-        in_use = wanted | ahead | self._kept | {part for part, _ in self._reads.values()}
+        in_use = wanted | ahead | self._kept | {part for _, part in self._reads}
         for buffer in self._buffers:
             if buffer.part not in in_use:
                 return missing[0], buffer
@@ -204,8 +211,8 @@ class Gathering:
     def _leave_behind(self, wanted: int) -> None:
         """Wait no longer for lanes that take too long with a bucket well before this one."""
         limit = monotonic() - _SLOW * self._pace_s - _SLOW_S
-        for lane, (part, since) in self._reads.items():
-            if part + 1 < wanted and since < limit:
+        for lane, part in self._last().items():
+            if part + 1 < wanted and self._reads[lane, part] < limit:
                 self._behind.add(lane)
 
     # --- on the threads of the lanes
@@ -215,7 +222,8 @@ class Gathering:
         self, lane: str, part: int, deadline: Deadline, *, keep: bool = False
     ) -> Iterator[Gathered]:
         """Wait for a bucket, and hold its buffer while it travels; to keep it is to hold it until
-        it is released.
+        it is released. A lane may take the next one before it gives the last one back; that keeps
+        both buffers from all others.
 
         Raises:
             TransferFailed: if the transfer is over, or the deadline passes first.
@@ -223,16 +231,16 @@ class Gathering:
         buffer = self._take(lane, part, deadline)
         arrived = False
         try:
-            yield Gathered(buffer.memory, buffer.pieces)
+            yield buffer
             arrived = True
         finally:
             with self._changed:
-                _, since = self._reads.pop(lane)
+                since = self._reads.pop((lane, part))
                 if keep:
                     self._kept.add(part)
                 if arrived:
                     self._pace_s = monotonic() - since
-                    if part + 1 < self.num_buckets:
+                    if part + 1 < self.num_buckets and lane not in self._last():
                         self._wants[lane] = part + 1
                 self._changed.notify_all()
 
@@ -254,9 +262,9 @@ class Gathering:
             self._wants.pop(lane, None)
             self._changed.notify_all()
 
-    def _take(self, lane: str, part: int, deadline: Deadline) -> _Buffer:
+    def _take(self, lane: str, part: int, deadline: Deadline) -> Gathered:
         with self._changed:
-            if lane not in self._wants:
+            if self._wants.get(lane) != part:
                 self._join(lane, part)
             found = self._changed.wait_for(
                 lambda: self._stopped or self._find(part) is not None, deadline.left_s
@@ -267,22 +275,23 @@ class Gathering:
                 late = f"the trainer's parameters were not read within {deadline.timeout_s:g} s"
                 msg = late if not found else "the transfer was given up"
                 raise TransferFailed(msg)
-            self._reads[lane] = (part, monotonic())
+            self._reads[lane, part] = monotonic()
             self._changed.notify_all()
             return buffer
 
     def _join(self, lane: str, part: int) -> None:
         """Begin to want; a lane that comes late to a bucket does not hold the others up."""
-        others = [*self._wants.items(), *((at, p) for at, (p, _) in self._reads.items())]
-        leading = [at for name, at in others if name not in self._behind]
+        leading = [
+            at for name, at in (*self._wants.items(), *self._reads) if name not in self._behind
+        ]
         if self._digests and leading and part < min(leading):
             self._behind.add(lane)
         self._wants[lane] = part
         self._changed.notify_all()
 
-    def _find(self, part: int) -> _Buffer | None:
+    def _last(self) -> dict[str, int]:
+        """Return the last bucket that each lane has taken and not given back."""
+        return dict(self._reads.keys())
+
+    def _find(self, part: int) -> Gathered | None:
         return next((buffer for buffer in self._buffers if buffer.part == part), None)
-
-
-def _can_stay(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous()

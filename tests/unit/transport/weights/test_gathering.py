@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from time import monotonic
 
 import pytest
@@ -26,10 +27,12 @@ NUM = 6
 class Lanes:
     """A gathering of buckets that hold one parameter each, and the threads around it."""
 
-    def __init__(self, *lanes: str) -> None:
+    def __init__(
+        self, *lanes: str, on_read: Callable[[Sequence[str]], object] | None = None
+    ) -> None:
         self.source = FakeSource({f"p{n}": torch.full((64,), n) for n in range(NUM)})
         self.reads = Counter[str]()
-        self.source.on_read = self.reads.update
+        self.source.on_read = on_read or self.reads.update
         self.manifest = make_manifest(self.source.specs(), 64, term=1, version=2, step=2)
         size = max(self.manifest.bucket_bytes)
         self.gathering = Gathering(
@@ -95,6 +98,29 @@ def test_a_lane_reads_every_bucket_once_and_in_order(opened: list[Lanes]) -> Non
     assert lanes.gathering.trailer() == make_trailer(lanes.manifest, digests)
 
 
+def test_the_first_bucket_is_gathered_before_anyone_asks(opened: list[Lanes]) -> None:
+    gathered = threading.Event()
+    opened.append(Lanes("a", on_read=lambda names: gathered.set()))
+    assert gathered.wait(20)
+
+
+def test_a_lane_holds_two_buckets_until_it_gives_each_back(opened: list[Lanes]) -> None:
+    lanes = Lanes("a")
+    opened.append(lanes)
+    last = ExitStack()
+    for part in range(NUM):
+        with last:
+            held = ExitStack()
+            gathered = held.enter_context(lanes.gathering.bucket("a", part, Deadline(20.0)))
+        last = held
+        assert values(gathered) == [part] * 64
+    last.close()
+    lanes.gathering.end("a")
+    lanes.close()
+    assert lanes.error is None
+    assert lanes.reads == {f"p{n}": 1 for n in range(NUM)}
+
+
 def test_the_next_bucket_is_gathered_while_one_travels(opened: list[Lanes]) -> None:
     lanes = Lanes("a")
     opened.append(lanes)
@@ -153,10 +179,9 @@ def test_a_lane_that_hangs_does_not_hold_the_others(opened: list[Lanes]) -> None
 
 def test_a_lane_that_comes_back_for_less_does_not_hold_the_others(opened: list[Lanes]) -> None:
     """As after a round that broke: it wants what the others have had."""
-    lanes = Lanes("again", "a")
-    opened.append(lanes)
     order: list[str] = []
-    lanes.source.on_read = order.extend
+    lanes = Lanes("again", "a", on_read=order.extend)
+    opened.append(lanes)
     first = lanes.start("a")
     lanes.read("again", [0])
     with pytest.raises(RuntimeError), lanes.gathering.bucket("again", 1, Deadline(20.0)):
@@ -188,14 +213,12 @@ def test_values_that_change_during_a_transfer_are_an_error(opened: list[Lanes]) 
 
 
 def test_a_source_that_fails_ends_the_thread(opened: list[Lanes]) -> None:
-    lanes = Lanes("a")
-    opened.append(lanes)
-
     def fail(names: Sequence[str]) -> None:
         msg = "out of memory"
         raise MemoryError(msg)
 
-    lanes.source.on_read = fail
+    lanes = Lanes("a", on_read=fail)
+    opened.append(lanes)
     with (
         pytest.raises(TransferFailed, match=r"not read within 0\.2 s"),
         lanes.gathering.bucket("a", 0, Deadline(0.2)),
@@ -206,10 +229,9 @@ def test_a_source_that_fails_ends_the_thread(opened: list[Lanes]) -> None:
 
 
 def test_stop_unblocks_a_lane_at_once(opened: list[Lanes]) -> None:
-    lanes = Lanes("a")
-    opened.append(lanes)
     go_on = threading.Event()
-    lanes.source.on_read = lambda names: _true(go_on.wait(20))
+    lanes = Lanes("a", on_read=lambda names: _true(go_on.wait(20)))
+    opened.append(lanes)
     start = monotonic()
     threading.Timer(0.05, lanes.gathering.stop).start()
     with (
