@@ -30,7 +30,8 @@ import torch
 DEFAULTS = (
     ("--device", "cpu"),
     ("--attention-backend", "torch_native"),
-    ("--mem-fraction-static", "0.05"),  # of the machine's memory
+    # of the machine's memory, what others take of it meanwhile included; the tokens are the limit
+    ("--mem-fraction-static", "0.8"),
     ("--max-total-tokens", "65536"),
     ("--sleep-on-idle",),  # else an idle server takes a third of a core
 )
