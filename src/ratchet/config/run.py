@@ -21,6 +21,7 @@ from ratchet.config.training import (
     WarmStartConfig,
     WeightsConfig,
 )
+from ratchet.config.transfer import DIRECT, transfer_of
 
 _LEAST_ROLLOUT_BYTES = 13
 """A prompt of one token (4), and a completion of one: its id, its logprob, its mask (4 + 4 + 1)."""
@@ -126,6 +127,21 @@ class Config(Section):
             )
             raise ValueError(msg)
         return self
+
+    @model_validator(mode="after")
+    def _transfer(self) -> Self:
+        transfer_of(self.rollout, self.weights, lora=self.model.lora is not None)
+        return self
+
+    @property
+    def effective_weights(self) -> WeightsConfig:
+        """The section `weights` as both ends of a transfer read it: where SGLang's servers take
+        weights from the trainer itself, that is their transport.
+        """
+        transfer = transfer_of(self.rollout, self.weights, lora=self.model.lora is not None)
+        if transfer != DIRECT:
+            return self.weights
+        return self.weights.model_copy(update={"transport": DIRECT})
 
     @property
     def most_open_groups(self) -> int:

@@ -156,7 +156,7 @@ def _start_rollout(
         role,
         config=config,
         engine=engine,
-        receiver=open_receiver(config.weights),
+        receiver=open_receiver(config.effective_weights),
         scorer=open_scorer(config, task, in_process=in_process, log=system.log),
         eval_prompts=task.prompts("eval")[: config.eval.num_prompts],
     )
@@ -191,7 +191,7 @@ def _start_trainer(
         role,
         config=config,
         backend=backend,
-        sender=open_sender(config.weights, host, snapshot or backend),
+        sender=open_sender(config.effective_weights, host, snapshot or backend),
         output=RunOutput(run),
         warm_start_prompts=warm_start_prompts(config, task),
         snapshot=snapshot,

@@ -74,7 +74,7 @@ async def start_trainer(
     warm_start = host.config.warm_start.model_copy(update={"steps": 0})
     config = host.config.model_copy(update={"trainer": trainer, "warm_start": warm_start})
     snapshot = Snapshot(model)
-    sender = open_sender(config.weights, host.invitation.host, snapshot)
+    sender = open_sender(config.effective_weights, host.invitation.host, snapshot)
     member = await host.new_member("trainer", name)
     loop = OwnLoop(snapshot, member, config, patience_s)
     directory = host.invitation.directory

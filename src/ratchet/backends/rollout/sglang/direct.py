@@ -11,20 +11,25 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from ratchet.backends.rollout.sglang.client import CallFailed, CallRefused, ServerGone
+from ratchet.backends.rollout.sglang.client import (
+    CallFailed,
+    CallRefused,
+    ServerGone,
+    TooLate,
+)
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.backends.rollout.sglang.session import UpdateSession
 from ratchet.errors import TransferFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
     from ratchet.backends.rollout.sglang.client import SGLangClient
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.transport.weights.outside import Meeting
-    from ratchet.types import PolicyVersion, TensorSlot
+    from ratchet.types import TensorSlot
 
 _LEAVE_S: Final = 5.0
 """For a server to leave a group; one that still waits in it answers when the trainer drops it."""
@@ -39,6 +44,8 @@ class DirectWeights(ProvenWeights):
         sizes: Sequence[int],
         specs: Sequence[TensorSpec],
         *,
+        hold: Callable[[], None],
+        lost: Callable[[str], None],
         tolerance: float,
         timeout_s: float,
     ) -> None:
@@ -49,11 +56,17 @@ class DirectWeights(ProvenWeights):
             sizes: how many tensor-parallel ranks each has.
             specs: of the model: a server ignores what it does not know, so this is what a transfer
                 is checked against.
+            hold: called before the first bucket of a version.
+            lost: called with the reason when a server does not answer any more.
             tolerance: of the probe.
             timeout_s: of each wait for the servers outside a transfer.
         """
         super().__init__(servers, specs, tolerance=tolerance, timeout_s=timeout_s)
         self.sizes = tuple(sizes)
+        self._hold = hold
+        self._lost = lost
+        self._stuck: dict[int, float] = {}
+        """servers that did not leave a group, and since when"""
 
     @property
     def outside(self) -> DirectWeights:
@@ -83,6 +96,7 @@ class DirectWeights(ProvenWeights):
 
     async def begin(self) -> None:
         """Open an update session on every server, all of them paused."""
+        self._hold()
         self.version = None
         await self.session.begin()
 
@@ -105,11 +119,14 @@ class DirectWeights(ProvenWeights):
                 await client.destroy_group(group)
         except (CallRefused, ServerGone):
             pass
-        except TimeoutError:
-            msg = f"{client.url} did not leave a broken group within {_LEAVE_S:g} s: it hangs"
+        except (TimeoutError, TooLate):
+            # it waits for the trainer, which may yet drop the group, or for ever
+            msg = f"the SGLang server at {client.url} hangs: it does not leave a group that broke"
+            now = asyncio.get_running_loop().time()
+            if now - self._stuck.setdefault(server, now) > self.timeout_s:
+                self._lost(msg)
             raise TransferFailed(msg) from None
-        except CallFailed as error:
-            raise TransferFailed(str(error)) from None
+        self._stuck.pop(server, None)
 
     # --- `ProvenWeights`
 
@@ -120,9 +137,3 @@ class DirectWeights(ProvenWeights):
             ' trainer: the trainer\'s rollout.sglang.transfer is not "direct"'
         )
         raise TransferFailed(msg)
-
-    async def _install(self, version: PolicyVersion) -> None:
-        await self.session.end()
-        if self.mode == "retract":
-            await self.session.flush()
-        await self.session.set_version(version)

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ratchet.backends.rollout.base import Completion, EngineStats, SamplingParams
 from ratchet.backends.rollout.sglang.adapter import AdapterShape, AdapterWeights
 from ratchet.backends.rollout.sglang.answers import Limits
-from ratchet.backends.rollout.sglang.fleet import Fleet, open_fleet
+from ratchet.backends.rollout.sglang.direct import DirectWeights
+from ratchet.backends.rollout.sglang.fleet import Fleet, Member, open_fleet
 from ratchet.backends.rollout.sglang.generation import Generation
 from ratchet.backends.rollout.sglang.model import ServedModel
 from ratchet.backends.rollout.sglang.probe import tolerance_of
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.backends.rollout.sglang.weights import RelayedWeights
+from ratchet.config.transfer import DIRECT
 from ratchet.errors import EngineLost, GenerationFailed
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ratchet.backends.rollout.sglang.client import SGLangClient
     from ratchet.config import Config
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.types import PauseMode, PolicyVersion, WeightProbe
@@ -91,7 +92,7 @@ class SGLangEngine:
         )
         servers = [member.client for member in fleet.members]
         self._lost = asyncio.get_running_loop().create_future()
-        weights = self._make_weights(servers, model, shape)
+        weights = self._make_weights(fleet.members, model, shape)
         generation = Generation(
             fleet.generation,
             servers,
@@ -181,6 +182,12 @@ class SGLangEngine:
         self._started.generation.pause()
         await self._started.weights.pause(mode)
 
+    @property
+    def outside(self) -> DirectWeights | None:
+        """The servers, where they take weights from the trainer itself."""
+        weights = self._started.weights
+        return weights if isinstance(weights, DirectWeights) else None
+
     async def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send tensors to the servers; quarantined until `stamp`."""
         self._started.generation.hold()
@@ -222,8 +229,9 @@ class SGLangEngine:
         return self._parts
 
     def _make_weights(
-        self, servers: Sequence[SGLangClient], model: ServedModel, shape: AdapterShape | None
+        self, members: Sequence[Member], model: ServedModel, shape: AdapterShape | None
     ) -> ProvenWeights:
+        servers = [member.client for member in members]
         sglang = self._config.rollout.sglang
         tolerance = tolerance_of(sglang.probe_tolerance, self._config.model.dtype)
         if shape is not None:
@@ -231,6 +239,16 @@ class SGLangEngine:
                 servers,
                 shape,
                 directory=None if sglang.adapter_dir is None else Path(sglang.adapter_dir),
+                tolerance=tolerance,
+                timeout_s=sglang.control_timeout_s,
+            )
+        if self._config.effective_weights.transport == DIRECT:
+            return DirectWeights(
+                servers,
+                [member.tp for member in members],
+                model.specs,
+                hold=lambda: self._started.generation.hold(),
+                lost=self._lose,
                 tolerance=tolerance,
                 timeout_s=sglang.control_timeout_s,
             )
