@@ -74,6 +74,12 @@ class SGLangStub:
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
+        self._transports: set[int] = set()
+
+    @property
+    def connections(self) -> int:
+        """Return how many there have been."""
+        return len(self._transports)
 
     # --- life
 
@@ -101,6 +107,11 @@ class SGLangStub:
         async with self._changed:
             self._changed.notify_all()
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a call, the end of a request, or what a test does, to make it true."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
     def called(self, path: str) -> list[Any]:
         """Return the bodies of the calls of one path, in order."""
         return [body for called, body in self.calls if called == path]
@@ -115,6 +126,8 @@ class SGLangStub:
         path = request.path
         body = await request.json() if request.can_read_body else None
         self.calls.append((path, body))
+        self._transports.add(id(request.transport))
+        await self.notify()
         await self.notify()
         if not self._authorised(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
@@ -197,7 +210,7 @@ class SGLangStub:
 
     def _token(self, ids: list[int], position: int, sampling: dict[str, Any]) -> int:
         text = f"{ids} {position} {self.weight_version} {sampling.get('sampling_seed')}"
-        return 3 + xxhash.xxh3_64_intdigest(text) % (self.vocabulary - 3)
+        return 3 + xxhash.xxh3_64_intdigest(text.encode()) % (self.vocabulary - 3)
 
     async def _abort_request(self, body: dict[str, Any]) -> web.Response:
         for rid, request in self.running.items():
