@@ -153,14 +153,18 @@ def cut_power(disk: CrashingDisk, rng: random.Random) -> None:
 
 
 def lose_unsynced(root: Path, disk: CrashingDisk, rng: random.Random) -> None:
-    """Cut the files short that were not synced."""
-    renamed = dict(disk.renames)
-    synced = {renamed.get(path.parent, path.parent) / path.name for path in disk.synced}
-    for file in [path for path in root.rglob("*") if path.is_file()]:
-        under = file.relative_to(root).parts[0]
-        if under.startswith(".unfinished") and file not in synced and file not in disk.synced:
-            content = file.read_bytes()
-            file.write_bytes(content[: rng.randrange(len(content) + 1)])
+    """Cut the files of the new checkpoint short that were not synced, by the name that they had
+    then; of a directory whose entries were not, lose some.
+    """
+    unfinished, path = root / ".unfinished-version-00000003", root / "version-00000003"
+    for at in (unfinished, path):
+        for file in [each for each in at.rglob("*") if each.is_file()]:
+            name = unfinished / file.relative_to(at)
+            if name.parent not in disk.synced and rng.random() < 0.5:
+                file.unlink()
+            elif name not in disk.synced:
+                content = file.read_bytes()
+                file.write_bytes(content[: rng.randrange(len(content) + 1)])
 
 
 @pytest.mark.parametrize("power", [False, True])
