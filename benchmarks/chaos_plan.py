@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks import chaos_reward
 from tests.helpers.config import small_config
 
 from ratchet.config import Config
@@ -21,6 +22,7 @@ TARGETS = (
     "launcher",
 )
 NUM_WORKERS = 2
+REWARD_WORKERS = 2
 ROLES = ("registry", "buffer", "trainer-0", "rollout-0", "rollout-1")
 NUM_PROMPTS = 26
 """of the task below: 40 less those held out"""
@@ -39,6 +41,9 @@ class Plan:
     checkpoint_steps: int = 2
     group_size: int = 32
     """the more, the longer a step"""
+    reward_s: float = 0.0
+    """for a group; with NUM_WORKERS x REWARD_WORKERS of them side by side, about what a step takes
+    """
     patience_s: float = 120.0
 
     def kills(self) -> list[tuple[str, float, int]]:
@@ -51,8 +56,15 @@ class Plan:
 
     def config(self) -> Config:
         """Return a copy job that does not end by itself."""
+        task = {"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}}
+        if self.reward_s:
+            task |= {
+                "reward": f"{chaos_reward.__name__}:{chaos_reward.score.__name__}",
+                "reward_isolation": "thread",
+                "reward_workers": REWARD_WORKERS,
+            }
         return small_config(
-            task={"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}},
+            task=task,
             rollout={"max_tokens": 5, "group_size": self.group_size, "num_workers": NUM_WORKERS},
             buffer={"batch_groups": BATCH_GROUPS},
             trainer={"num_steps": 1_000_000, "lr": 1e-3},
