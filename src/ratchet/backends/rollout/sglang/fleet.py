@@ -11,7 +11,7 @@ takes the live version as any late one does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -189,7 +189,7 @@ async def open_fleet(
 
 async def _behind(router: SGLangClient, timeout_s: float) -> list[str]:
     """Return the servers that a router knows, of which there must be at least one."""
-    answer = await _answered(lambda: router.call("GET", "/workers", repeat="always"), timeout_s)
+    answer = await _answered(router, "/workers", timeout_s)
     if answer is not None:
         urls = [worker["url"] for worker in answer["workers"]]
     else:  # a router before 0.2.2
@@ -214,26 +214,24 @@ async def _until_there(servers: Sequence[SGLangClient], timeout_s: float) -> Non
     """Wait for servers that somebody else starts; one that an engine before us has left paused is
     there, though it is not healthy.
     """
-    await asyncio.gather(*(_answered(server.model_info, timeout_s) for server in servers))
+    await asyncio.gather(*(_answered(server, "/model_info", timeout_s) for server in servers))
 
 
-async def _answered(call: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+async def _answered(server: SGLangClient, path: str, timeout_s: float) -> Any:
     """Return the first answer; None for a refusal, which is for those who ask on."""
-    last = "it did not answer"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    return await call()
+                    return await server.call("GET", path, repeat="always")
                 except CallRefused:
                     return None
-                except CallFailed as error:
-                    last = str(error)
-                await asyncio.sleep(_AGAIN_S)
+                except CallFailed:  # not there yet
+                    await asyncio.sleep(_AGAIN_S)
     except TimeoutError:
         msg = (
-            f"an SGLang server was not there within {timeout_s:g} s"
-            f" (rollout.sglang.start_timeout_s): {last}"
+            f"the SGLang server at {server.url} was not there within {timeout_s:g} s"
+            " (rollout.sglang.start_timeout_s)"
         )
         raise EngineLost(msg) from None
 
@@ -242,7 +240,10 @@ async def _facts(server: SGLangClient) -> Mapping[str, Any]:
     """Return what a server says of itself, and show that it takes our keys."""
     field = "api_key_file"
     try:
-        facts = {**await server.server_info(), **await server.model_info()}
+        told = [await server.server_info(), await server.model_info()]
+        if not all(isinstance(each, dict) for each in told):
+            raise ConfigError(f"what answers at {server.url} is no SGLang server")
+        facts = {name: value for each in told for name, value in each.items()}
         field = "admin_key_file"
         await server.abort("ratchet-looks-in")  # the least that needs the key of control
     except CallRefused as error:
