@@ -19,6 +19,7 @@ from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
 from tests.simulation.batch_marks import draw_batch_filter
 from tests.simulation.rollout_draws import draw_submission
+from tests.simulation.standby import STANDBY
 from tests.simulation.trainer_draws import draw_payloads, draw_trainers
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
 from tests.simulation.verdict_draws import draw_verdicts
@@ -43,6 +44,8 @@ class Plan:
     """seconds that a checkpoint takes; None if there are none, and a dead trainer stays dead"""
     payload_s: float | None = None
     """seconds that the payload of a finished group takes to be written; None if none is kept"""
+    has_standby: bool = False
+    """a trainer that is gone for good is replaced"""
 
     @property
     def fatal(self) -> tuple[f.Fault, ...]:
@@ -55,6 +58,7 @@ class Plan:
             name
             for name, seconds in silent_s.items()
             if not name.startswith("rollout") and seconds > self.links.limits.dead_s / 2
+            if not (self.has_standby and name in {TRAINER, STANDBY})
         }
         return tuple(
             fault
@@ -134,7 +138,7 @@ def draw(seed: int) -> Plan:
     drawn += _revived(seed, horizon, links.limits.dead_s)
     drawn += _on_evaluators(seed, config.num_evaluators, horizon)
     weights = config.weights
-    trainers = draw_trainers(seed, horizon, delays.step_s)
+    trainers = draw_trainers(seed, horizon, delays.step_s, links.limits.dead_s)
     for name, fields in trainers.sections.items():
         section = getattr(config, name).model_copy(update=fields)
         config = config.model_copy(update={name: section})
@@ -149,6 +153,7 @@ def draw(seed: int) -> Plan:
         faults=tuple(sorted(drawn, key=lambda fault: fault.at)),
         save_s=trainers.save_s,
         payload_s=draw_payloads(seed),
+        has_standby=trainers.has_standby,
     )
 
 

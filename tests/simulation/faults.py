@@ -316,9 +316,22 @@ class KillTrainer(Fault):
         leader.end.kill()
         if world.checkpoints is not None and self.power:
             world.checkpoints.disk.lose_power()
-        launcher = world.trainer_launcher
-        if launcher is None or leader not in launcher.lives:
+        if not any(each.goes_on and leader in each.lives for each in world.trainer_launchers):
             world.start_trainer(leader.name)
+
+
+@dataclass(frozen=True)
+class LoseNode(Fault):
+    """The machine of the leading trainer is gone, and its launcher with it: a standby takes over,
+    if there is something to go on from.
+    """
+
+    def strike(self, world: World) -> None:
+        leader = world.leader
+        nodes = [each for each in world.trainer_launchers if leader in each.lives]
+        watched = world.standby is not None and world.standby.watches
+        if nodes and watched and not world.over and world.store.newest_live() is not None:
+            nodes[0].lose_node()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tests.simulation.links import Links
 from tests.simulation.loop import Process, current_process
 from tests.simulation.weight_checks import WeightChecks
 
-from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY
+from ratchet.actors.role import BUFFER, LOST, ORDERLY, REGISTRY
 from ratchet.messages import (
     BatchReady,
     ClaimPrompts,
@@ -59,7 +59,7 @@ _FENCED = (
 )
 """How an older trainer may end: told so, or not heard any more."""
 
-_TAKE_OVERS = {"TakeOver", "TakeOverInTransfer", "KillTrainer"}
+_TAKE_OVERS = {"TakeOver", "TakeOverInTransfer", "KillTrainer", "LoseNode"}
 """Faults after which another trainer may go on, from elsewhere."""
 
 _ABORTS = {
@@ -116,6 +116,12 @@ class Watch:
     def fatal(self) -> bool:
         """Something has struck that ends a run."""
         return any(fault.at <= self._loop.now for fault in self._plan.fatal)
+
+    @property
+    def _another_trains(self) -> bool:
+        """A trainer may go on from where another was, and not from where that is by then."""
+        taken = any(fault.kind in _TAKE_OVERS for fault in self._plan.faults)
+        return taken or self._plan.has_standby
 
     # --- at each delivery
 
@@ -341,6 +347,8 @@ class Watch:
         for trainer in world.trainers:
             for summary in trainer.output.summaries if trainer is not world.leader else ():
                 fenced = any(word in str(summary["reason"]) for word in _FENCED)
+                # one that is out of reach for longer ends no run that has a standby
+                fenced |= plan.has_standby and LOST in str(summary["reason"])
                 fine = fenced or summary["status"] in {"finished", "stopped"}
                 fine = fine or any(text in str(summary["reason"]) for text in plan.may_fail)
                 self._expect(fine, "I7", f"an old trainer: {summary}")
@@ -350,7 +358,7 @@ class Watch:
         if self._world.network.alive(REGISTRY) or self._plan.blinds:
             return
         # a worker is started again and again, and waits for a registry each time
-        again = ("rollout", "evaluator", "launcher")
+        again = ("rollout", "evaluator", "launcher", *(["trainer"] if self._plan.save_s else []))
         left = [name for name in self._world.network.living() if not name.startswith(again)]
         self._expect(not left, "I7", f"the registry is gone, and {left} go on")
 
@@ -378,7 +386,7 @@ class Watch:
             trained |= trainer.backend.trained_versions
         bound = self._plan.config.buffer.max_staleness
         # the tokens of an earlier trainer are of another branch, whatever was admitted
-        unbroken = not any(fault.kind in _TAKE_OVERS for fault in self._plan.faults)
+        unbroken = not self._another_trains
         for row in accepted:
             assert row.trained_version is not None
             for version in trained[row.group_id, row.attempt]:
@@ -416,7 +424,7 @@ class Watch:
             self._expect(_is_a_life(events), "I3", f"group {row.group_id} went {events}")
         budget = self._plan.config.buffer
         retries = 0 if budget.unused in {"drop", "mask"} else budget.max_retries
-        taken_over = any(fault.kind in _TAKE_OVERS for fault in self._plan.faults)
+        taken_over = self._another_trains
         for row in rows:
             details = [event.detail for event in ledger.events(row.group_id)]
             lost, deaths = details.count(_LOST), details.count("buffer_died")

@@ -113,6 +113,18 @@ class Launcher:
             lambda: asyncio.ensure_future(self._run())
         )
 
+    @property
+    def goes_on(self) -> bool:
+        """It has neither ended nor died."""
+        return self.outcome is None and self.host.lives
+
+    def lose_node(self) -> None:
+        """Die with all workers: the machine is gone."""
+        self.ended_at = self.network.loop.now
+        self.network.kill(self.host)
+        for life in self.lives:
+            life.end.kill()
+
     async def _run(self) -> None:
         root = build_tree(
             [(_kind(name), WorkerProcess(name, self, self._start)) for name in self.workers],

@@ -129,6 +129,7 @@ async def _live(
         disk=disk,
         checkpoints=checkpoints,
         payload_s=plan.payload_s,
+        has_standby=plan.has_standby,
     )
     worlds.append(world)
     watch = Watch(plan, world)

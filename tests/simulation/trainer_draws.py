@@ -11,6 +11,9 @@ import random
 from typing import Any, NamedTuple
 
 from tests.simulation import faults as f
+from tests.simulation.standby import STANDBY
+
+from ratchet.actors.role import TRAINER
 
 _FIRST = 1000
 """The first seed of worlds with these."""
@@ -23,15 +26,16 @@ class TrainerDraws(NamedTuple):
     """seconds that a checkpoint takes; None if there are none"""
     sections: dict[str, dict[str, Any]] = {}
     """fields of [checkpoint] and [runtime]"""
+    has_standby: bool = False
     faults: tuple[f.Fault, ...] = ()
 
 
-def draw_trainers(seed: int, horizon: float, step_s: float) -> TrainerDraws:
+def draw_trainers(seed: int, horizon: float, step_s: float, dead_s: float) -> TrainerDraws:
     """Draw; one world in four has checkpoints, and a launcher of its trainer's own."""
     rng = random.Random(f"trainers/{seed}")
     if seed < _FIRST or rng.random() >= 0.25:
         return TrainerDraws()
-    faults = []
+    faults: list[f.Fault] = []
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         at = round(rng.uniform(0.0, horizon), 3)
         faults.append(f.KillTrainer(at, power=rng.random() < 0.3))
@@ -40,7 +44,29 @@ def draw_trainers(seed: int, horizon: float, step_s: float) -> TrainerDraws:
     }
     if rng.random() < 0.8:
         sections["runtime"] = {"max_restarts": 1000}
-    return TrainerDraws(rng.choice([0.01, 0.5, 3.0]) * step_s, sections, tuple(faults))
+    save_s = rng.choice([0.01, 0.5, 3.0]) * step_s
+    has_standby = rng.random() < 0.4
+    if has_standby:
+        faults += _with_a_standby(rng, horizon, dead_s)
+    return TrainerDraws(save_s, sections, has_standby, tuple(faults))
+
+
+def _with_a_standby(rng: random.Random, horizon: float, dead_s: float) -> list[f.Fault]:
+    """What a run survives that has a standby, and what may keep that from knowing."""
+    faults: list[f.Fault] = []
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        at = round(rng.uniform(0.0, horizon), 3)
+        short_s = dead_s * rng.choice([0.02, 0.2, 0.45])
+        makers: list[f.Fault] = [
+            f.LoseNode(at),
+            f.LoseNode(at),
+            f.Freeze(at, TRAINER, dead_s * rng.choice([1.5, 8.0])),
+            f.Freeze(at, STANDBY, short_s),
+            f.Silence(at, STANDBY, short_s, rng.choice(["in", "out", "both"])),
+            f.Cut(at, STANDBY),
+        ]
+        faults.append(rng.choice(makers))
+    return faults
 
 
 def draw_payloads(seed: int) -> float | None:

@@ -19,6 +19,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.payloads import WorldPayloads
 from tests.simulation.rollout_draws import draw_turns, stop_after
 from tests.simulation.sessions import Host, Network
+from tests.simulation.standby import Standby
 from tests.simulation.weight_ends import (
     NUM_PARTS,
     PART,
@@ -378,11 +379,15 @@ class World:
         disk: Disk | None = None,
         checkpoints: WorldCheckpoints | None = None,
         payload_s: float | None = None,
+        has_standby: bool = False,
     ) -> None:
         links = links or Links()
         self.checkpoints = checkpoints
         """with these, a trainer that dies is started again, by a launcher of its own"""
-        self.trainer_launcher: Launcher | None = None
+        self.trainer_launchers: list[Launcher] = []
+        """the first one, and those of a standby that has taken over"""
+        self.standby: Standby | None = None
+        self._has_standby = has_standby
         self.begun = asyncio.Event()
         """there is a trainer"""
         self.config = config
@@ -444,18 +449,31 @@ class World:
         if self.checkpoints is None:
             self.start_trainer(TRAINER)
         else:
-            self.trainer_launcher = Launcher(
-                self.network,
-                "launcher-trainer",
-                [TRAINER],
-                config=self.config,
-                start=self.start_trainer,
-                whose="run",
-            )
+            self._launch_trainer()
+        if self._has_standby:
+            suspect_s = self.network.limits.suspect_s
+            self.standby = Standby(self._start, return_s=suspect_s, take_over=self._launch_trainer)
+
+    def _launch_trainer(self) -> Launcher:
+        launcher = Launcher(
+            self.network,
+            f"launcher-trainer-{len(self.trainer_launchers)}",
+            [TRAINER],
+            config=self.config,
+            start=self.start_trainer,
+            whose="run",
+        )
+        self.trainer_launchers.append(launcher)
+        return launcher
 
     def _start_registry(self) -> None:
+        # longer than a standby waits, in a world of any scale
+        wait_s = 4 * self.network.limits.dead_s if self._has_standby else 600.0
         self._start(
-            REGISTRY, lambda host: VersionRegistry.start(host.system, REGISTRY, store=self.store)
+            REGISTRY,
+            lambda host: VersionRegistry.start(
+                host.system, REGISTRY, store=self.store, trainer_wait_s=wait_s
+            ),
         )
 
     def _start_buffer(self) -> None:
@@ -602,15 +620,21 @@ class World:
     @property
     def has_ended(self) -> bool:
         """The leader has ended, and nobody starts it again."""
-        launcher, leader = self.trainer_launcher, self.leader
-        comes_back = launcher is not None and launcher.outcome is None and leader in launcher.lives
-        failed = leader.end.reason != ORDERLY
-        return leader.end.event.is_set() and not (comes_back and failed)
+        leader = self.leader
+        if not leader.end.event.is_set():
+            return False
+        again = any(each.goes_on and leader in each.lives for each in self.trainer_launchers)
+        again |= (
+            self.standby is not None
+            and self.standby.watches
+            and self.store.newest_live() is not None
+        )
+        return not again or leader.end.reason == ORDERLY
 
     @property
     def every_launcher(self) -> list[Launcher]:
-        """Those of the workers, and the trainer's if it has one."""
-        return self.launchers + [each for each in (self.trainer_launcher,) if each is not None]
+        """Those of the workers, and those of trainers if any."""
+        return self.launchers + self.trainer_launchers
 
     @property
     def over(self) -> bool:

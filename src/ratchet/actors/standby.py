@@ -63,7 +63,6 @@ class StandbyActor(RoleActor[_Inbox]):
         """Follow who trains."""
         match message:
             case RoleRegistered():
-                self.learn(*message.roles)
                 # a registry that has just come back does not know yet who is there
                 self._leaders |= {r.name: r for r in message.roles if r.kind == "trainer"}
                 if message.versions and not self._leaders:

@@ -10,10 +10,12 @@ from tests.helpers.refs import RecordedDirectory
 from tests.simulation.loop import run_virtual
 
 from ratchet.actors.standby import StandbyActor
-from ratchet.messages import RoleJoined, RoleLeft, RoleRegistered, RunEnded
+from ratchet.messages import Down, RoleJoined, RoleLeft, RoleRegistered, RunEnded
+from ratchet.runtime.role import EndOfActor
 from ratchet.types import RoleInfo, VersionRecord
 
 RETURN_S = 5.0
+ME = RoleInfo("standby", "standby-1", "s")
 FIRST, SECOND = RoleInfo("trainer", "trainer-0", "a"), RoleInfo("trainer", "trainer-0", "b")
 VERSION = VersionRecord(0, 1, 0, None, "live", "d", None, 0.0)
 
@@ -27,7 +29,7 @@ class Scene:
         self.vacant: list[tuple[float, str]] = []
         self.ref = StandbyActor.start(
             self.system,
-            RoleInfo("standby", "standby-1", "s"),
+            ME,
             return_s=RETURN_S,
             vacant=lambda why: self.vacant.append((asyncio.get_running_loop().time(), why)),
         )
@@ -88,3 +90,15 @@ def test_it_ends_with_the_run() -> None:
     ended = play(lambda: Scene(FIRST), body)
     assert ended.vacant == []
     assert ended.system.run_ended == RunEnded("finished", "9 steps")
+
+
+def test_its_launcher_hears_of_its_end_also_after_the_registry_has_restarted() -> None:
+    async def body(scene: Scene) -> None:
+        end = EndOfActor(ME.name)
+        scene.ref.watch(end)
+        scene.ref.tell(Down("registry", "registry has restarted"))
+        await asyncio.sleep(1)
+        scene.ref.tell(RunEnded("finished", "9 steps"))
+        assert await end.reason == "stopped"
+
+    play(lambda: Scene(FIRST, ME), body)
