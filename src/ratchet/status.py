@@ -111,3 +111,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     """silence after which a role is suspected"""
     end: EndStatus | None = None
     end_reason: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """A version that an optimiser step has made is live."""
+        return self.live is not None and self.live.step > 0

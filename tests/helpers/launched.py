@@ -51,6 +51,7 @@ class Launched:
     """A running `ratchet launch`."""
 
     def __init__(self, site: Site, role: str, name: str, args: tuple[str, ...]) -> None:
+        self.role = role
         self.directory = site.root / name
         self._output = site.root / f"{name}.{len(site.launched)}.out"
         options = {

@@ -16,7 +16,6 @@ run, and it tells all others; but not that of a trainer that another has replace
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -104,9 +103,7 @@ class Launch:
             RunFailed: if the registry is not there.
         """
         if self.kind == "registry":
-            hosted = host_run_directory(self.directory, self.config)
-            run_id = hosted.run_id or uuid.uuid4().hex
-            self.registry = self.registry.known_as(hosted.address)
+            run_id, self.registry = host_run_directory(self.directory, self.config, self.registry)
         else:
             run_id = await self._join()
             if not run_id:
@@ -127,7 +124,10 @@ class Launch:
             return ""
         check_same(self.config, described.config, whose=f"the run at {self.registry}")
         links = self._links(described.run_id)
-        join_run_directory(self.directory, self.config, links, kind=self.kind)
+        is_trained = described.status.is_trained
+        join_run_directory(
+            self.directory, self.config, links, kind=self.kind, is_trained=is_trained
+        )
         self._say(
             f"{self.name} joins run {described.run_id} at {self.registry};"
             f" its files: {self.directory.root}"

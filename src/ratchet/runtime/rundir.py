@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 from contextlib import closing
 from errno import ENOTDIR
 from pathlib import Path
@@ -95,21 +96,27 @@ def create_run_directory(root: Path, config: Config) -> RunDirectory:
 
 
 class Hosted(NamedTuple):
-    """What the directory of a registry knows of the run in it."""
+    """The run in the directory of a registry."""
 
-    run_id: str | None = None
-    address: Address | None = None
-    """where its registry has listened"""
+    run_id: str
+    address: Address
+    """where its registry is to listen"""
 
 
-def host_run_directory(run: RunDirectory, config: Config) -> Hosted:
+def host_run_directory(run: RunDirectory, config: Config, address: Address) -> Hosted:
     """Make the directory of a registry, or go on in it; links.json comes when it listens.
 
+    Args:
+        run: the directory.
+        config: of the run.
+        address: where to listen; at port 0 where the registry of the run has listened before, as
+            that is where all others look for it.
+
     Raises:
-        ConfigError: if it is of another run, or cannot be made.
+        ConfigError: if the directory is of another run, or cannot be made.
     """
     if _make_whole(run, config, links=None):
-        return Hosted()
+        return Hosted(uuid.uuid4().hex, address)
     _check_config(run, config)
     kept = run.links.with_suffix(".before")
     if run.links.exists():
@@ -117,8 +124,9 @@ def host_run_directory(run: RunDirectory, config: Config) -> Hosted:
         run.links.replace(kept)
     before = _read_links(kept)
     if before is None:
-        return Hosted(recorded_run(run))
-    return Hosted(recorded_run(run) or before.run_id, Address.parse(before.registry))
+        return Hosted(recorded_run(run) or uuid.uuid4().hex, address)
+    registry = Address.parse(before.registry)
+    return Hosted(recorded_run(run) or before.run_id, address.known_as(registry))
 
 
 def same_address(run: RunDirectory, address: Address) -> Address:
@@ -129,13 +137,29 @@ def same_address(run: RunDirectory, address: Address) -> Address:
     return address.known_as(None if links is None else Address.parse(links.registry))
 
 
-def join_run_directory(run: RunDirectory, config: Config, links: Links, *, kind: RoleKind) -> None:
+def join_run_directory(
+    run: RunDirectory, config: Config, links: Links, *, kind: RoleKind, is_trained: bool = False
+) -> None:
     """Make the directory of a node of a run, or go on in it; it may be that of other roles, too.
 
+    Args:
+        run: the directory.
+        config: of the run.
+        links: to the run.
+        kind: of the role.
+        is_trained: the run has a buffer already that knows which prompts were trained.
+
     Raises:
-        ConfigError: if it is of another run, holds what an earlier life of the role has left and
-            it could not go on with, or cannot be made.
+        ConfigError: if it is of another run, lacks what an earlier life of the role has left, or
+            cannot be made.
     """
+    if kind == "buffer" and is_trained and not run.ledger.exists():
+        msg = (
+            f"the run has been trained already, and {run.root} has nothing of that: a buffer that"
+            " begins there would issue every prompt again; give as --dir the directory of its"
+            " buffer"
+        )
+        raise ConfigError(msg)
     if _make_whole(run, config, links):
         return
     _check_config(run, config)
@@ -145,12 +169,6 @@ def join_run_directory(run: RunDirectory, config: Config, links: Links, *, kind:
         msg = (
             f"{run.root} belongs to run {run_id}, and the registry at {links.registry} has run"
             f" {links.run_id}; give another --dir, or remove it"
-        )
-        raise ConfigError(msg)
-    if kind == "buffer" and run.ledger.exists():
-        msg = (
-            f"{run.ledger} is of an earlier buffer of this run, and a new one cannot go on from it;"
-            " start the run anew, with another --dir"
         )
         raise ConfigError(msg)
     if before is None:

@@ -22,6 +22,7 @@ from ratchet.runtime.registry_link import Gone
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import Links, read_links, write_links
 from ratchet.status import RunStatus
+from ratchet.types import VersionRecord
 
 CONFIG = small_config()
 
@@ -30,6 +31,7 @@ class World:
     """A supervisor and a registry of the test's own."""
 
     def __init__(self, root: Path) -> None:
+        self.live: VersionRecord | None = None
         self.root = root
         self.told: list[EndRun] = []
         self.said: list[str] = []
@@ -79,7 +81,7 @@ class World:
         self.told.append(message)
 
     async def meet(self, *args: Any, **kwargs: Any) -> RunDescribed:
-        return RunDescribed("run-1", self.config, RunStatus("x", 1.0, 0, None, None, 0, ()))
+        return RunDescribed("run-1", self.config, RunStatus("x", 1.0, 1, self.live, 0, 0, ()))
 
     async def until_gone(self, *args: Any, **kwargs: Any) -> Gone:
         return await self.gone.get()
@@ -193,6 +195,16 @@ def test_another_configuration_does_not_join(world: World) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.num_steps is 3 here and 9 there"):
         played(world.launch("buffer"), lambda: None)
     assert not (world.root / "node").exists()
+
+
+def test_a_buffer_of_a_trained_run_begins_no_second_ledger(world: World) -> None:
+    for world.live in (None, VersionRecord(0, 1, 0, None, "live")):
+        launched = world.launch("buffer")
+        played(launched, launched.request_stop)
+    world.live = VersionRecord(3, 1, 2, 2, "live")
+    with pytest.raises(ConfigError, match=r"trained already, and .*node has nothing of that"):
+        asyncio.run(world.launch("buffer").run())
+    played(world.launch("trainer"), lambda: world.ends.put_nowait(RoleOutcome("finished")))
 
 
 def test_a_signal_ends_the_wait_for_a_registry(

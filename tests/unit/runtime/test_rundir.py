@@ -106,16 +106,26 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         join_run_directory(left, config, LINKS, kind="rollout")
 
 
-def test_a_trainer_goes_on_where_an_earlier_one_was_and_a_buffer_does_not(tmp_path: Path) -> None:
+def test_a_role_goes_on_where_an_earlier_one_was(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path / "node"), small_config()
     join_run_directory(run, config, LINKS, kind="rollout")
     run.metrics.write_text('{"step": 1}\n')
     run.ledger.write_text("")
-    join_run_directory(run, config, LINKS, kind="rollout")  # it has no such file
-    join_run_directory(run, config, LINKS, kind="trainer")
-    with pytest.raises(ConfigError, match=r"an earlier buffer of this run.*another --dir"):
-        join_run_directory(run, config, LINKS, kind="buffer")
+    for kind in ("rollout", "trainer", "buffer"):
+        join_run_directory(run, config, LINKS, kind=kind, is_trained=True)
     assert run.metrics.read_text() == '{"step": 1}\n'
+
+
+def test_a_buffer_begins_no_second_ledger(tmp_path: Path) -> None:
+    run, config = RunDirectory(tmp_path / "node"), small_config()
+    words = r"trained already, and .*node has nothing of that.*directory of its buffer"
+    with pytest.raises(ConfigError, match=words):
+        join_run_directory(run, config, LINKS, kind="buffer", is_trained=True)
+    assert not run.root.exists()
+    join_run_directory(run, config, LINKS, kind="rollout", is_trained=True)
+    with pytest.raises(ConfigError, match=words):  # of another role
+        join_run_directory(run, config, LINKS, kind="buffer", is_trained=True)
+    join_run_directory(run, config, LINKS, kind="buffer")
 
 
 def test_what_is_no_run_directory_is_left_alone(tmp_path: Path) -> None:
@@ -124,40 +134,43 @@ def test_what_is_no_run_directory_is_left_alone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "mine")
     for act in (
         lambda: join_run_directory(run, small_config(), LINKS, kind="rollout"),
-        lambda: host_run_directory(run, small_config()),
+        lambda: host_run_directory(run, small_config(), ANY_PORT),
     ):
         with pytest.raises(ConfigError, match="exists already and is no run directory"):
             act()
     assert [path.name for path in run.root.iterdir()] == ["thesis.tex"]
 
 
+ANY_PORT, CHOSEN = Address("tcp", "127.0.0.1", 0), Address("tcp", "127.0.0.1", 7000)
+
+
 def test_a_registry_finds_the_run_that_its_directory_holds(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path / "registry"), small_config()
-    assert host_run_directory(run, config) == (None, None)
-    assert host_run_directory(run, config) == (None, None)  # it has never listened
+    first, second = (host_run_directory(run, config, ANY_PORT) for _ in range(2))
+    assert first.run_id != second.run_id  # it has never listened
+    assert first.address == second.address == ANY_PORT
     write_links(run, LINKS)
-    address = Address.parse(LINKS.registry)
     for _ in range(2):  # killed before it listens
-        assert host_run_directory(run, config) == ("run-1", address)
+        assert host_run_directory(run, config, ANY_PORT) == ("run-1", CHOSEN)
         assert read_links(run) is None  # until it listens again
     VersionStore.open(run.versions, run="run-1").close()
     assert recorded_run(run) == "run-1"
-    assert host_run_directory(run, config) == ("run-1", address)
+    other = Address("tcp", "127.0.0.1", 7001)
+    assert host_run_directory(run, config, other) == ("run-1", other)
     run.links.write_text("{")
     for _ in range(2):
         with pytest.raises(UserError, match=r"links.json cannot be read.*remove it"):
-            host_run_directory(run, config)
+            host_run_directory(run, config, ANY_PORT)
     run.links.unlink()
     with pytest.raises(ConfigError, match=r"trainer\.num_steps is 7 here and 3 there"):
-        host_run_directory(run, small_config(trainer={"num_steps": 7}))
+        host_run_directory(run, small_config(trainer={"num_steps": 7}), ANY_PORT)
 
 
 def test_a_registry_that_may_choose_its_port_keeps_it(tmp_path: Path) -> None:
     run = create_run_directory(tmp_path / "run", small_config())
-    any_port, chosen = Address("tcp", "127.0.0.1", 0), Address("tcp", "127.0.0.1", 7000)
-    assert same_address(run, any_port) == any_port
+    assert same_address(run, ANY_PORT) == ANY_PORT
     write_links(run, LINKS)
-    assert same_address(run, any_port) == chosen
+    assert same_address(run, ANY_PORT) == CHOSEN
     for other in (
         Address("tcp", "127.0.0.1", 7001),
         Address("tcp", "127.0.0.2", 0),
