@@ -1,4 +1,4 @@
-"""What every rollout engine promises, run on each of them."""
+"""What every rollout engine promises, run on each of them; on SGLang's in tests/sglang."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import aiohttp
 import numpy as np
 import pytest
 import torch
-from tests.helpers.config import small_config
 from tests.helpers.tiny_models import write_tiny_model
 
 from ratchet.backends.rollout.base import Completion, EngineStats, RolloutEngine, SamplingParams
 from ratchet.backends.rollout.fake import FakeEngine
-from ratchet.backends.rollout.sglang.engine import SGLangEngine
 from ratchet.backends.rollout.torch import TorchEngine
 from ratchet.errors import GenerationFailed, PromptTooLong, WeightsMismatch
 from ratchet.transport.weights.base import ProbedSink
@@ -65,28 +63,12 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(path, eos_token_id=[], max_position_embeddings=CONTEXT)
 
 
-@pytest.fixture(params=["torch", "fake", pytest.param("sglang", marks=pytest.mark.sglang)])
+@pytest.fixture(params=["torch", "fake"])
 def subject(request: pytest.FixtureRequest, endless_model: Path) -> Subject:
     if request.param == "torch":
         return Subject(lambda: TorchEngine(endless_model, max_batch_size=16))
-    if request.param == "fake":
-        return Subject(
-            lambda: FakeEngine(context=CONTEXT, delay_s=lambda _, params: 0.001 * params.max_tokens)
-        )
-    server = request.getfixturevalue("sglang_server")
-    config = small_config(
-        model={"path": str(endless_model), "build": None, "tokenizer_chars": None},
-        rollout={
-            "backend": "sglang", "max_tokens": 5, "group_size": 4,
-            "sglang": {"servers": [server.url]},
-        },
-    )  # fmt: skip
     return Subject(
-        lambda: SGLangEngine(config, endless_model),
-        context=CONTEXT - 2,
-        has_seeds=False,
-        reads_back=False,
-        url=server.url,
+        lambda: FakeEngine(context=CONTEXT, delay_s=lambda _, params: 0.001 * params.max_tokens)
     )
 
 

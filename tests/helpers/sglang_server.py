@@ -8,10 +8,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.helpers.config import small_config
+
 from ratchet.backends.rollout.sglang.client import SGLangClient
 from ratchet.backends.rollout.sglang.keys import Keys
 from ratchet.backends.rollout.sglang.server import SGLangServer
-from ratchet.config import LoraConfig
+from ratchet.config import Config, LoraConfig
 from ratchet.config.sglang import SGLangConfig
 
 T = TypeVar("T")
@@ -29,6 +31,25 @@ def sglang_config(**fields: Any) -> SGLangConfig:
     """Return a section that launches such a server."""
     known = {"command": COMMAND, "args": ARGS, "start_timeout_s": START_S}
     return SGLangConfig(**(known | fields))
+
+
+def attached_config(server: RealServer, model: Path, **fields: Any) -> Config:
+    """Return the configuration of a run whose engine attaches to a server.
+
+    Args:
+        server: that runs.
+        model: directory of the run's model, of the server's shape.
+        fields: of the section.
+    """
+    return small_config(
+        model={"path": str(model), "build": None, "tokenizer_chars": None},
+        rollout={
+            "backend": "sglang",
+            "max_tokens": 5,
+            "group_size": 4,
+            "sglang": {"servers": [server.url], **fields},
+        },
+    )
 
 
 class RealServer:
