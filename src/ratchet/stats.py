@@ -10,7 +10,6 @@ within 5% of the value, and exact for whole numbers below 100.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -152,9 +151,10 @@ class Tally:
             return
         mean = sum(values) / len(values)
         apart = math.dist(values, (mean,) * len(values))
-        histogram: Counter[float] = Counter()
-        for value, times in Counter(values).items():
-            histogram[rounded(value)] += times
+        histogram: dict[float, int] = {}
+        for value in values:
+            digits = rounded(value)
+            histogram[digits] = histogram.get(digits, 0) + 1
         numbers = (len(values), mean, apart * apart, min(values), max(values))
         self.merge(Distribution(*numbers, histogram))
 

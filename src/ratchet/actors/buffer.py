@@ -36,6 +36,7 @@ from ratchet.actors.stored_groups import StoredGroups
 from ratchet.actors.system import System
 from ratchet.config import Config
 from ratchet.messages import (
+    BatchReady,
     BufferMessage,
     CheckpointWritten,
     ClaimPrompts,
@@ -200,8 +201,11 @@ class BufferActor(RoleActor[_Inbox]):
         self._hand_out()
 
     def _hand_out(self) -> None:
-        self._serve()
-        self._issue()
+        told = [*self._serve(), *self._issue()]
+        if told:
+            self._table.flush()  # what others are told is on disk first, in one transaction
+        for name, message in told:
+            self.system.ref(name).tell(message)
         if self._table.dirty and not self._flush_timer:
             self._flush_timer = True
             self.after(_FLUSH_S, FlushLedger())
@@ -212,17 +216,16 @@ class BufferActor(RoleActor[_Inbox]):
         if message.buffer == self.role.incarnation:  # else it counts what another life handed out
             self._issuing.claim(message)
 
-    def _issue(self) -> None:
+    def _issue(self) -> list[tuple[str, PromptsClaimed]]:
         self._ask_for(self._issuing.unknown)
         claimed: dict[tuple[str, str], list[Assignment]] = {}
         for worker, assignment in self._issuing.issue(self.now()):
             claimed.setdefault(worker, []).append(assignment)
-        if claimed:
-            self._table.flush()  # what others are told is on disk first
-        for (name, incarnation), assignments in claimed.items():
-            claimed_now = PromptsClaimed(incarnation, tuple(assignments), self.role.incarnation)
-            self.system.ref(name).tell(claimed_now)
         self._arm_leases()
+        return [
+            (name, PromptsClaimed(incarnation, tuple(assignments), self.role.incarnation))
+            for (name, incarnation), assignments in claimed.items()
+        ]
 
     def _arm_leases(self) -> None:
         if self._lease_timer:
@@ -323,10 +326,10 @@ class BufferActor(RoleActor[_Inbox]):
         if ready is not None:
             self.system.ref(message.trainer).tell(ready)
 
-    def _serve(self) -> None:
+    def _serve(self) -> list[tuple[str, BatchReady]]:
         self._ask_for(self._batches.unknown)
         served = self._batches.serve()
-        if served is not None:
-            request, ready = served
-            self._table.flush()
-            self.system.ref(request.trainer).tell(ready)
+        if served is None:
+            return []
+        request, ready = served
+        return [(request.trainer, ready)]

@@ -6,12 +6,29 @@ totals; waits for nothing. What the fields mean: docs/metrics.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ratchet.actors.group_table import GroupTable
+from ratchet.actors.window import Window
 from ratchet.stats import BufferStats, Distribution
 from ratchet.types import RoleInfo, RolloutStats
+
+
+class Totals(NamedTuple):
+    """Groups of this life of the buffer, for whatever reason."""
+
+    dropped: int
+    retried: int
+    reissued: int
+
+    def plus(self, window: Window) -> Totals:
+        """Return them with those of a window."""
+        return Totals(
+            self.dropped + window.dropped.total(),
+            self.retried + window.retried.total(),
+            self.reissued + window.reissued.total(),
+        )
 
 
 class BufferCounts:
@@ -20,7 +37,7 @@ class BufferCounts:
     def __init__(self, table: GroupTable) -> None:
         self._table = table
         self._workers: dict[str, RolloutStats] = {}
-        self._totals: Counter[str] = Counter()  # of the windows that were taken
+        self._totals = Totals(0, 0, 0)  # of the windows that were taken
 
     def heard(self, stats: RolloutStats) -> None:
         """Keep the newest totals of a worker."""
@@ -34,8 +51,8 @@ class BufferCounts:
 
     def totals(self) -> dict[str, int]:
         """Return what became of groups in this life of the buffer."""
-        now = self._totals + self._window_totals()
-        return {f"{name}_groups": now[name] for name in ("dropped", "retried", "reissued")}
+        now = self._totals.plus(self._table.window)
+        return {f"{name}_groups": number for name, number in now._asdict().items()}
 
     def take(
         self,
@@ -44,8 +61,8 @@ class BufferCounts:
         custom: Mapping[str, float],
     ) -> BufferStats:
         """Return the numbers beside a batch, and begin a new window."""
-        self._totals += self._window_totals()
         table, window = self._table, self._table.take_window()
+        self._totals = self._totals.plus(window)
         return BufferStats(
             queue_groups=table.num_queued,
             queue_bytes=table.queue.num_bytes,
@@ -65,12 +82,4 @@ class BufferCounts:
             finish_to_train_s=window.finish_to_train.read(),
             workers=tuple(self._workers.values()),
             custom=dict(custom),
-        )
-
-    def _window_totals(self) -> Counter[str]:
-        window = self._table.window
-        return Counter(
-            dropped=window.dropped.total(),
-            retried=window.retried.total(),
-            reissued=window.reissued.total(),
         )

@@ -94,7 +94,7 @@ class GroupTable:
         Raises:
             TaskError: if the task does not have a prompt of the ledger.
         """
-        cursor = self._ledger.load_cursor()
+        cursor = self._cursor = tuple(self._ledger.load_cursor())
         self.goes_on = cursor > (0, 0)
         self._source.seek(*cursor)
         rows = self._ledger.groups("issued", "claimed", "finished", "batched")
@@ -369,7 +369,10 @@ class GroupTable:
 
     def flush(self) -> None:
         """Make the ledger durable up to here."""
-        self._ledger.save_cursor(self._source.epoch, self._source.position)
+        cursor = self._source.epoch, self._source.position
+        if cursor != self._cursor:
+            self._ledger.save_cursor(*cursor)
+            self._cursor = cursor
         self._ledger.flush()
         self.dirty = False
 
