@@ -11,7 +11,6 @@ import pytest
 
 from ratchet.errors import ConfigError
 from ratchet.runtime import rendezvous
-from ratchet.runtime.gang_store import parse_endpoint
 from ratchet.runtime.placement import RankSpec
 from ratchet.runtime.rendezvous import (
     FOR_GOOD,
@@ -171,16 +170,3 @@ def test_nodes_that_disagree_are_refused(endpoint: str) -> None:
     meet(first, second)
     with pytest.raises(ConfigError, match="has 2 nodes of 8 ranks, another one has 2 nodes of 4"):
         other.next_rendezvous()
-
-
-def test_an_address_of_another_machine_cannot_be_served() -> None:
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.77:4711 cannot be bound"):
-        FixedRendezvous(RankSpec(1, 2, 0, "192.0.2.77:4711"), "run").next_rendezvous()
-
-
-def test_endpoints() -> None:
-    assert parse_endpoint("node-0:29400") == ("node-0", 29400)
-    assert parse_endpoint("[fd00::1]:29400") == ("fd00::1", 29400)
-    for text in ("", "29400", "node-0:", "node-0:port", ":29400"):
-        with pytest.raises(ConfigError, match="HOST:PORT"):
-            parse_endpoint(text)
