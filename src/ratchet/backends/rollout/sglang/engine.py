@@ -77,7 +77,7 @@ class SGLangEngine:
             EngineLost: if a server does not start.
         """
         sglang, model_config = self._config.rollout.sglang, self._config.model
-        model = ServedModel.read(self._model_dir, model_config)
+        model = await asyncio.to_thread(ServedModel.read, self._model_dir, model_config)
         shape = None
         if model_config.lora is not None:
             shape = await asyncio.to_thread(
