@@ -17,7 +17,7 @@ from typing import Final
 
 from ratchet.actors.verdicts import Verdicts
 from ratchet.algorithms.registry import ADVANTAGES, LOSSES
-from ratchet.config import Config, ModelConfig, RolloutConfig
+from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
 from ratchet.runtime.batch_filter import load_batch_filter
@@ -57,7 +57,7 @@ def _check_learner(config: Config, reward: Reward | None = None) -> Task:
     _check_names(config)
     check_credentials(config)
     _check_lora(config.model)
-    _check_sglang(config.rollout)
+    _check_sglang(config)
     context = _context_tokens(config.model)
     task = build_task(config.task, config.seed, reward)
     _check_counts(config, task)
@@ -100,11 +100,21 @@ def _check_names(config: Config) -> None:
     check_choice("algorithm.advantage", config.algorithm.advantage, ADVANTAGES)
 
 
-def _check_sglang(rollout: RolloutConfig) -> None:
-    if rollout.backend == "sglang" and importlib.util.find_spec("aiohttp") is None:
+def _check_sglang(config: Config) -> None:
+    if config.rollout.backend != "sglang":
+        return
+    if importlib.util.find_spec("aiohttp") is None:
         msg = (
             'rollout.backend = "sglang" needs the package aiohttp, which is not installed: install'
             " ratchet-rl[sglang], or use another backend"
+        )
+        raise ConfigError(msg)
+    num_workers = config.rollout.num_workers + config.num_evaluators
+    if config.rollout.sglang.attaches and num_workers > 1:
+        msg = (
+            "rollout.sglang.servers and router go with one worker, and rollout.num_workers with"
+            f' eval.engines = "own" makes {num_workers}: each would pause and update the servers of'
+            " the others; use one, or let each worker launch a server"
         )
         raise ConfigError(msg)
 
