@@ -202,7 +202,9 @@ class Generation:
             salt=serving.salt,
             fields=serving.fields,
         )
-        self._sent.add(_this_call())
+        call = asyncio.current_task()
+        assert call is not None  # noqa: S101 - `generate` makes a task of this
+        self._sent.add(call)
         answer = await self._ask(rid, body)
         self._generated_tokens += len(answer.output_ids)
         try:
@@ -289,12 +291,6 @@ class Generation:
             self._paused_s += elapsed
         elif self._running and self._serving is not None:
             self._busy_s += elapsed
-
-
-def _this_call() -> _Call:
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - called by a task only
-    return task
 
 
 async def _abort(server: SGLangClient, rid: str) -> None:

@@ -13,12 +13,12 @@ from tests.helpers.sglang_stub import SGLangStub
 
 from ratchet.backends.rollout.sglang.answers import decode_answer
 from ratchet.backends.rollout.sglang.client import (
-    RETRIES,
     CallRefused,
     ServerGone,
     SGLangClient,
     TooLate,
 )
+from ratchet.backends.rollout.sglang.http import RETRIES
 
 BODY = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}, "rid": "r"}
 
@@ -212,7 +212,7 @@ def test_what_no_server_has_seen_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
                 await stack.enter_async_context(stub.serving(port))
 
             patched = SimpleNamespace(sleep=serve_meanwhile, timeout=asyncio.timeout)
-            monkeypatch.setattr(f"{SGLangClient.__module__}.asyncio", patched)
+            monkeypatch.setattr("ratchet.backends.rollout.sglang.http.asyncio", patched)
             answer = await client.generate(BODY, timeout_s=10)
             assert len(answer["output_ids"]) == 3
 
