@@ -93,9 +93,9 @@ class Watch:
         self._held_versions: set[int] = set()
         self._requested: set[int] = set()
         self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
-        self._credit: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        """by life of the buffer, the last one last"""
-        self._ended_before: Counter[tuple[str, str]] = Counter()
+        self._begun: Counter[tuple[str, str]] = Counter()
+        self._begun_before: dict[tuple[str, str, str], int] = {}
+        """of each worker, when it first claimed of each life of the buffer"""
         self._promised: set[int] = set()
         self._live: set[int] = set()
         self._claims: dict[int, int] = {}
@@ -134,10 +134,11 @@ class Watch:
                 self._note_end(message)
             case ClaimPrompts():
                 key = message.worker, message.incarnation
-                self._note_credit(key, message)
+                self._credit_is_kept(key, message)
                 self._engines_only_forward()
                 self._expect(key in self._held, "I4", f"{key} asks for prompts before weights")
             case PromptsClaimed():
+                self._begun[receiver, message.incarnation] += len(message.assignments)
                 self._note_claims(message)
             case RequestBatch():
                 self._requested.add(message.term)
@@ -190,13 +191,15 @@ class Watch:
         if isinstance(message, GroupFinished):
             self._by_the_buffers_clock(_JUDGED_S + self._plan.unheard_s, self._is_judged, *group)
 
-    def _note_credit(self, key: tuple[str, str], message: ClaimPrompts) -> None:
-        """A worker's total, over all lives of the buffer: each counts from what has ended then."""
-        counts = self._credit[key]
-        if message.buffer not in counts:
-            counts[message.buffer] = 0
-            self._ended_before[key] = len(self._ended[key])
-        counts[message.buffer] = max(counts[message.buffer], message.credit)
+    def _credit_is_kept(self, key: tuple[str, str], claim: ClaimPrompts) -> None:
+        """A worker has all its slots again for what it has said to have ended; a life of the buffer
+        knows nothing of what began before it.
+        """
+        before = self._begun_before.setdefault((*key, claim.buffer), self._begun[key])
+        slots, ended = self._plan.config.groups_per_worker, len(self._ended[key])
+        least = slots + ended - before
+        told = f"{claim.credit} < {slots} + {ended} - {before}"
+        self._expect(claim.credit >= least, "I7", f"{key} has lost credit: {told}")
 
     def _not_for_older(self, term: int) -> None:
         """The buffer has heard of no newer trainer when it answers an older one."""
@@ -312,7 +315,6 @@ class Watch:
             self._nothing_crashed,
             self._staleness,
             self._conservation,
-            self._credits_are_kept,
             self._stamps,
             self._publications,
             self._evaluations,
@@ -471,20 +473,6 @@ class Watch:
         if self._world.checkpoints is not None:
             for problem in trainers.check(self._world):
                 self._expect(False, "I3", problem)
-
-    def _credits_are_kept(self) -> None:
-        slots = self._plan.config.groups_per_worker
-        for key, groups in self._ended.items():
-            ended = len(groups) - self._ended_before[key]
-            worker = self._world.workers[key[0]]
-            if worker.incarnation != key[1] or not worker.host.lives:
-                continue
-            # the last few claims may be on their way, or wait for the end of an evaluation
-            waits = slots if self._plan.config.eval.num_prompts else 0
-            lives = list(self._credit[key].values()) or [0]
-            credit = lives[-1] + waits
-            free = 0 if len(lives) > 1 else slots  # else what was in flight then has slots as well
-            self._expect(credit >= free + ended - 3, "I7", f"{key}: {credit} < {free} + {ended}")
 
     def _stamps(self) -> None:
         for ready in self._world.batches:

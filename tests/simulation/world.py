@@ -247,14 +247,15 @@ class Buffer(BufferActor):
         """told of the term that each batch is handed to, when it is"""
         Buffer.last = self
 
-    def _serve(self) -> None:
+    def _serve(self) -> list[tuple[str, BatchReady]]:
         before = self._batches.handed
-        super()._serve()
+        told = super()._serve()
         handed = self._batches.handed
         if handed is not None and handed is not before:
             self.told.append(handed[1].stats)
             for hear in self.hears:
                 hear(handed[1].term)
+        return told
 
 
 class SeenTrainer(TrainerActor):

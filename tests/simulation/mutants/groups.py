@@ -17,10 +17,9 @@ from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
-from ratchet.actors.rollout import RolloutActor
+from ratchet.actors.slots import Slots
 from ratchet.actors.verdicts import Verdict, Verdicts
 from ratchet.actors.weight_sync import WeightSync
-from ratchet.messages import ClaimPrompts
 from ratchet.transport.mailbox.limits import Limits
 
 
@@ -31,13 +30,15 @@ def lease_never_ends() -> Patches:
 
 @mutant("a failure gives no credit back (SkyRL#1173)", seed=13)
 def credit_lost() -> Patches:
-    def claim(self: Any) -> None:
-        if self._engine.version is not None:
-            credit = self._slots.credit - self._slots.num_failed
-            message = ClaimPrompts(self.name, self.role.incarnation, credit)
-            self.system.ref("buffer").tell(message)
+    whole = Slots.end
 
-    return [(RolloutActor, "_claim", claim)]
+    def end(self: Any, ticket: int, *, finished: bool) -> None:
+        free = self._num_free_again
+        whole(self, ticket, finished=finished)
+        if not finished:
+            self._num_free_again = free
+
+    return [(Slots, "end", end)]
 
 
 @mutant("a late engine is never offered the live version", seed=13, slow=True)

@@ -10,6 +10,7 @@ from tests.simulation.ordinary import ordinary
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.judging import Judging
 from ratchet.actors.publisher import Publisher
+from ratchet.actors.role import BUFFER
 from ratchet.actors.rollout import RolloutActor
 from ratchet.actors.weight_loads import WeightLoads
 from ratchet.backends.rollout.fake import FakeEngine
@@ -102,8 +103,9 @@ def prompts_before_weights() -> Patches:
 
     async def early(self: Any) -> None:
         await start(self)
-        claim = ClaimPrompts(self.name, self.role.incarnation, self._slots.credit)
-        self.system.ref("buffer").tell(claim)
+        credit, buffer = self._slots.credit, self.life_of(BUFFER)
+        claim = ClaimPrompts(self.name, self.role.incarnation, credit, 0, buffer)
+        self.system.ref(BUFFER).tell(claim)
 
     return [(RolloutActor, "_start", early)]
 
