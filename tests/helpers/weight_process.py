@@ -132,6 +132,9 @@ class _Engine(FakeSink):
     async def start(self) -> None:
         pass
 
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         pass
 
