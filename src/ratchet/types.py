@@ -306,7 +306,7 @@ class WeightRoute(msgspec.Struct, frozen=True):
     """How one engine joins a transfer."""
 
     transport: str
-    """ "broadcast" | "p2p" """
+    """ "broadcast" | "p2p" | "direct" | "shared" """
     backend: str
     """ "gloo" | "nccl" """
     host: str

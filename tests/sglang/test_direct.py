@@ -135,7 +135,9 @@ def run(scenario: Callable[[Run], Awaitable[None]]) -> None:
 
 @pytest.fixture(scope="module")
 def two_ranks(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(real_model, tmp_path_factory.mktemp("direct") / "sglang.log", tp=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")  # a core for each rank
+        server = RealServer(real_model, tmp_path_factory.mktemp("direct") / "sglang.log", tp=2)
     yield server
     server.close()
 
