@@ -62,3 +62,9 @@ def test_a_key_is_one_private_line(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"rollout\.sglang\.api_key_file = .* mode 0644"):
         read_keys(config)
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "repetition_penalty"])
+def test_what_cuts_the_distribution_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} is not supported.*whole distribution"):
+        small_config(rollout={"max_tokens": 5, name: 1})

@@ -9,12 +9,21 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from ratchet.config.run import Config
 from ratchet.errors import ConfigError
+
+_CUTS: Final = frozenset(
+    f"rollout.{name}"
+    for name in (
+        *("top_p", "top_k", "min_p"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    )
+)
+"""Common settings of samplers that take tokens out of the distribution, or weigh them anew."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -91,6 +100,12 @@ def _explain(details: Mapping[str, Any]) -> str:
     location = [str(part) for part in details["loc"]]
     field = ".".join(location)
     if details["type"] == "extra_forbidden":
+        if field in _CUTS:
+            return (
+                f"{field} is not supported by any engine: the trainer computes with the whole"
+                " distribution softmax(logits / temperature), and tokens have to be sampled from"
+                " that very one; leave it out"
+            )
         known = _known_keys(location[:-1])
         close = difflib.get_close_matches(location[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
