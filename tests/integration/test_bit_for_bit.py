@@ -57,7 +57,7 @@ def state(root: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         assert gone(family[1:], 15.0) == []
     assert len(command.steps()) < NUM_STEPS
     with Command(None, killed) as command:
-        code, output = command.finish()
+        code, output = command.finish(300)
     assert code == 0, output
     (restored,) = command.events("trainer-0", "restored")
     assert restored["step"] == KILLED_FROM
@@ -90,7 +90,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
 
     whole = tmp_path / "whole"
     with Command(config("Replaying"), whole) as command:
-        code, output = command.finish()
+        code, output = command.finish(300)
     assert code == 0, output
     assert command.events("trainer-0", "restored") == []
 
