@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -157,6 +158,7 @@ def test_a_killed_keeper_takes_its_server_along(tmp_path: Path) -> None:
             assert "was lost with its keeper" in await server.ended()
             await asyncio.to_thread(until_gone, said["pids"][:1])
             os.kill(said["pids"][1], signal.SIGKILL)  # its own session, and nobody's child now
+            shutil.rmtree(said["folder"])  # nobody is left to remove it
 
     run(scenario())
 
