@@ -172,7 +172,7 @@ _CONSTANT = {
     *("_life", "_actor_ref", "_config", "_group_size", "_synchronous", "_capacity", "_numbers"),
     *("_ledger", "_source", "_wall", "_store", "_run_name", "_started"),
     *("_verdicts", "_max_reissues", "_log", "_admission", "_policy", "_size", "_lease_s"),
-    *("_max_staleness", "groups"),
+    *("_max_staleness", "groups", "_reject", "_own_calls"),
     # what follows from the roles that are there, what is only counted, and a clock
     *("_vacancy", "_counts", "_window", "_now"),
 }
