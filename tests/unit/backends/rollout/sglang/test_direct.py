@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.config import small_config
 from tests.helpers.sglang_stub import SGLangStub
+from tests.helpers.tiny_models import write_tiny_model
 
+from ratchet.backends.rollout.base import SamplingParams
 from ratchet.backends.rollout.sglang import direct
 from ratchet.backends.rollout.sglang.client import SGLangClient
 from ratchet.backends.rollout.sglang.direct import DirectWeights
+from ratchet.backends.rollout.sglang.engine import SGLangEngine
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import ProbedSink, TensorSpec
 from ratchet.transport.weights.outside import DirectSink, Meeting
@@ -151,3 +156,51 @@ def test_a_server_that_was_started_again_is_in_no_group(answer: Any) -> None:
         assert setup.said == []
 
     run(test)
+
+
+@pytest.mark.parametrize("transfer", ["direct", "relay"])
+def test_an_engine_is_what_its_configuration_says(transfer: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+
+    async def scenario() -> None:
+        stub = SGLangStub(facts={"tp_size": 2})
+        async with stub.serving(), asyncio.timeout(30):
+            sglang = {"servers": [stub.url], "transfer": transfer}
+            config = small_config(
+                model={"path": str(model), "build": None, "tokenizer_chars": None},
+                rollout={
+                    "max_tokens": 5,
+                    "group_size": 4,
+                    "backend": "sglang",
+                    "sglang": sglang,
+                },
+                weights={"backend": "gloo"},
+            )
+            engine = SGLangEngine(config, model)
+            await engine.start()
+            try:
+                await take_a_version(engine, stub, direct=transfer == "direct")
+            finally:
+                await engine.close()
+
+    asyncio.run(scenario())
+
+
+async def take_a_version(engine: SGLangEngine, stub: SGLangStub, *, direct: bool) -> None:
+    assert isinstance(engine, DirectSink)
+    if not direct:
+        assert engine.outside is None
+        return
+    assert engine.outside is not None
+    assert engine.outside.sizes == (2,)
+    await engine.stamp(7)
+    await engine.outside.join(0, MEETING, 5.0)
+    await engine.pause("in_place")
+    await engine.outside.begin()
+    assert engine.version is None
+    waits = asyncio.create_task(engine.generate([5, 6], SamplingParams(3, 1.0, 0)))
+    await engine.outside.load(0, MEETING.group, SLOTS, 5.0)
+    assert not stub.called("/generate"), "it is held"
+    await engine.stamp(8)
+    await engine.resume()
+    assert [span.version for span in (await waits).spans] == [8]
