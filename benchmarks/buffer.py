@@ -7,10 +7,13 @@ Three measurements, all of ours with the durable ledger on a file:
 * put and get: the product's BufferActor, its messages handed straight to `receive`. A put is a
   finished group, a get is a request and its batch of 4, while the queue is full up to the capacity.
   Groups share their arrays, so that 8,192 of 10 MB fit in memory: nothing here copies them.
-* over a link: the buffer in a process of its own behind a mailbox node on loopback, between a
-  worker that finishes whatever it is handed and a trainer that asks for batch after batch, capacity
-  8. The lag of the buffer's loop is how late a timer of 5 ms comes meanwhile.
-* `--with-ray`: an asyncio.Queue in a Ray actor, as many groups on their way.
+* over a link: the buffer in a process of its own behind a mailbox node on a Unix socket, as a run
+  on one machine has it, between a worker that finishes whatever it is handed and a trainer that
+  asks for batch after batch, capacity 8; both in one process. The lag of the buffer's loop is how
+  late a timer of 5 ms comes meanwhile.
+* `--with-ray`: an asyncio.Queue in a Ray actor, on the same machine, from one process, as many
+  groups on their way. Per group it does a put and a quarter of a get. Ours does more: it issues the
+  prompt under a lease, writes five transitions to the ledger, and hears what became of the batch.
 
 Rates of put and get are per second of CPU, times are wall clock. Rounds are interleaved; numbers
 are medians, ratios are medians of the ratios within rounds.
@@ -39,12 +42,16 @@ it is, 0.89 without garbage collection and 0.92 with the ledger in memory (4 rou
     10 MB   ours              39             25,500                   0.7    4.5    8.8
     10 MB   in Ray            26             25,500    ours: 1.5 times the rate, 1/1.0 of the CPU
 
-The goal of 5 times Ray's rate is missed. Of our 375 us for a group of 1 KB, 130 are the buffer's
-and its ledger's (above), which Ray's queue does not have. The rest is likely the messages at both
-ends (a group, a claim, an assignment; a batch, its account, a request), and at 10 MB the bytes, to
-encode and decode twice, where Ray has shared memory; neither was profiled. The lag is within its
-50 ms. CPU is that of both processes (of Ray's: all of them), in steps
-of 10 ms, over 400 groups, 60 of 10 MB.
+That was over TCP, and with two commits for each batch. Now it is Unix sockets and one commit, to be
+measured again on a quiet machine: under a load of 25 to 40 the rates said nothing, and a group
+took 1/6.4, 1/2.6 and 1/1.0 of Ray's CPU (2 rounds); at 10 MB 26 to 33 ms of it over Unix sockets,
+and 38 to 42 over TCP, in the same minutes.
+
+The goal of 5 times Ray's rate is missed at 100 KB and 10 MB. At 1 KB, of the CPU of the buffer's
+process, all of the actor is two thirds (SQLite half of that, a third of that again its commits),
+sockets are a fifth. At 10 MB it is the bytes: each is copied six times on its way through two
+sockets, where Ray has shared memory. The lag is within its 50 ms. CPU is that of both processes (of
+Ray's: all of them), in steps of 10 ms, over 400 groups, 60 of 10 MB.
 """
 
 from __future__ import annotations
@@ -253,7 +260,9 @@ async def serve(directory: Path, capacity: int, others: dict[str, str]) -> None:
     found: list[Any] = []
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of letters that the end left over
     node = make_node(
-        "tcp:127.0.0.1:0", "buffer", lambda name: found[0] if found and name == "buffer" else None
+        f"unix:{directory}/buffer",
+        "buffer",
+        lambda n: found[0] if found and n == "buffer" else None,
     )
     node._locate = lambda name: _address(others[name])  # type: ignore[method-assign]
     await node.start()
@@ -336,7 +345,7 @@ async def over_a_link(num_bytes: int, capacity: int, groups: int, directory: Pat
     names = ("registry", "rollout-0", "trainer-0")
     located: list[str] = []
     nodes = {
-        name: make_node("tcp:127.0.0.1:0", name, lambda n: others if n in names else None)
+        name: make_node(f"unix:{directory}/{name}", name, lambda n: others if n in names else None)
         for name in names
     }
     for node in nodes.values():

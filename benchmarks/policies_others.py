@@ -155,21 +155,36 @@ class WindowedFifo(OtherBuffer):
         return None
 
 
-class UrgentFirst(OtherBuffer):
-    """Not another system's: what a bounded admission could do that trains the oldest first and lets
-    the trainer wait, in place of holding prompts back. A batch is taken, and a group begun, only if
-    afterwards, for each age d, at most B x (m + 1 - d) open groups are of age d or more.
+class DueFirst(OtherBuffer):
+    """Not another system's: what a bounded admission could do that lets the trainer wait, in place
+    of holding prompts back. With P where the next batch trains, and the age of an open group the
+    staleness at P of the version it began with, it keeps
+
+        for each d from 0 to m + 1: at most B x (m + 1 - d) open groups are of age d or more    (2)
+
+    A group begins only if (2) holds with it, and while fewer than `factor` x B are open. A batch is
+    taken only if (2) holds without it at P + 1: those that must go are in it, the oldest first, and
+    the others in the order of their finish.
+
+    That bounds: d = m + 1 in (2) leaves no open group past the bound, and a finish changes no age.
+    It goes on: once all that is in flight has ended, the B oldest may go, as of age d or more at
+    P + 1 are then at most B x (m + 1 - (d - 1)) - B; and while fewer than B are open, there is room
+    for every worker whose version is within the bound.
     """
 
-    def __init__(self, batch_groups: int, bound: int, group_size: int) -> None:
+    def __init__(
+        self, batch_groups: int, bound: int, group_size: int, *, factor: float | None = None
+    ) -> None:
         super().__init__(batch_groups, bound, group_size)
+        self._most_open = (bound + 1 if factor is None else factor) * batch_groups
         self._bases: dict[int, int] = {}
         """open group -> version when it began"""
-        self._next = 0
+        self._position = 0
         """version that trains next"""
 
     def room(self) -> int:
-        return int(self._fits([*self._bases.values(), self.version], self._next))
+        ages = [*self._ages().values(), self._position - self.version]
+        return int(len(self._bases) < self._most_open and self._excess(ages, 0) == 0)
 
     def _begin(self, worker: str, incarnation: str) -> None:
         self._bases[self.num_begun] = self.version
@@ -178,18 +193,27 @@ class UrgentFirst(OtherBuffer):
     def take(self) -> list[RolloutGroup]:
         if len(self.finished) < self.batch_groups:
             return []
-        ids = sorted(self.finished, key=lambda each: self._bases[each])[: self.batch_groups]
-        left = [base for each, base in self._bases.items() if each not in ids]
-        if not self._fits(left, self._next + 1):
-            return []
-        self._next += 1
+        ages = self._ages()
+        ids: list[int] = []
+        for age in range(self.bound, -1, -1):
+            due = [each for each in self.finished if ages[each] == age]
+            left = [ages[each] for each in ages if each not in ids]
+            ids += due[: self._excess_at(left, age + 1, 1)]
+        ids += [each for each in self.finished if each not in ids][: self.batch_groups - len(ids)]
+        if self._excess([ages[each] for each in ages if each not in ids], 1):
+            return []  # for a straggler
+        self._position += 1
         for each in ids:
             del self._bases[each]
         return [self.finished.pop(each) for each in ids]
 
-    def _fits(self, bases: list[int], position: int) -> bool:
-        ages = sorted((position - base for base in bases), reverse=True)
-        return all(
-            num <= self.batch_groups * max(0, self.bound + 1 - age)
-            for num, age in enumerate(ages, 1)
-        )
+    def _ages(self) -> dict[int, int]:
+        return {each: self._position - base for each, base in self._bases.items()}
+
+    def _excess(self, ages: list[int], later: int) -> int:
+        """Return how many groups there are too many for (2), so many steps later."""
+        return max(self._excess_at(ages, age, later) for age in range(self.bound + 2))
+
+    def _excess_at(self, ages: list[int], age: int, later: int) -> int:
+        number = sum(each + later >= age for each in ages)
+        return max(0, number - self.batch_groups * (self.bound + 1 - age))
