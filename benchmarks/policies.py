@@ -75,8 +75,9 @@ less, as whatever finishes may overtake it, and a windowed FIFO trains in the or
 that it need not. "Due first" is what ours could become: a batch takes what must go now and else the
 first to finish, and prompts are issued on. With room for 3 B it has 7 to 57% more steps than
 `bounded` at every bound, at 8 those of the windowed FIFO with data half as old; its proof is with
-the model. It is not built: it changes the order of training that `bounded` promises. Against AReaL
-at the same number, every hard bound costs steps or tokens: it has none.
+the model. (With a trainer half as fast it has 3% fewer.) It is not built: it changes the order of
+training that `bounded` promises. Against AReaL at the same number, every hard bound costs steps or
+tokens: it has none.
 """
 
 from __future__ import annotations
