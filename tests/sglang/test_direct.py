@@ -25,7 +25,7 @@ from ratchet.transport.weights.base import LoadReport, SendReport, TensorSpec, W
 from ratchet.transport.weights.registry import open_receiver, open_sender
 from ratchet.types import PauseMode, PolicyVersion
 
-CONFIG = WeightsConfig(transport="direct", backend="gloo", bucket_mib=0.03, timeout_s=60.0)
+CONFIG = WeightsConfig(transport="direct", backend="gloo", bucket_mib=0.03, timeout_s=120.0)
 HOST = "127.0.0.1"
 
 
@@ -192,11 +192,12 @@ def test_a_server_killed_in_the_middle_costs_its_engine_alone(
     async def scenario(trainer: Run) -> None:
         good, bad = trainer.add({real_server.url: 1}), trainer.add({two_ranks.url: 2})
         await trainer.sync_well()
-        load = DirectWeights.load
+        load, doomed = DirectWeights.load, processes_of(two_ranks.url)
 
         async def killing(self: DirectWeights, *args: Any) -> None:
             if self is trainer.engines[bad]:
-                kill(two_ranks.url)
+                for process in doomed:
+                    process.kill()
             await load(self, *args)
 
         monkeypatch.setattr(DirectWeights, "load", killing)
@@ -213,8 +214,7 @@ def test_a_server_killed_in_the_middle_costs_its_engine_alone(
     run(scenario)
 
 
-def kill(url: str) -> None:
-    """End the processes of a server without a word."""
+def processes_of(url: str) -> list[psutil.Process]:
     port = urlsplit(url).port
     (pid,) = {
         each.pid
@@ -222,5 +222,4 @@ def kill(url: str) -> None:
         if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
     }
     server = psutil.Process(pid)
-    for process in [*server.children(recursive=True), server]:
-        process.kill()
+    return [*server.children(recursive=True), server]
