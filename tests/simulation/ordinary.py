@@ -21,6 +21,7 @@ def ordinary(
     *faults: Fault,
     delays: Delays | None = None,
     limits: Limits | None = None,
+    seed: int = 1,
     **sections: dict[str, Any],
 ) -> Plan:
     """Make a world of one worker and ten steps.
@@ -29,6 +30,7 @@ def ordinary(
         faults: all that goes wrong.
         delays: what takes how long.
         limits: of the links.
+        seed: of delays, and of the order between processes.
         sections: of the configuration, merged over the ordinary one.
     """
     base: dict[str, dict[str, Any]] = {
@@ -40,4 +42,4 @@ def ordinary(
         **{name: base.get(name, {}) | sections.get(name, {}) for name in base | sections}
     )
     links = Links() if limits is None else Links(limits)
-    return Plan(1, config, delays or Delays(), 20, tuple(faults), links)
+    return Plan(seed, config, delays or Delays(), 20, tuple(faults), links)

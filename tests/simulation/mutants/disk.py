@@ -16,11 +16,11 @@ from ratchet.storage.sqlite import Database
 from ratchet.storage.versions import VersionStore
 
 REGISTRY_DIES = ordinary(f.Crash(100.0, REGISTRY, power=False))
-REGISTRY_LOSES_POWER = ordinary(f.Crash(100.0, REGISTRY, power=True))
+REGISTRY_LOSES_POWER = ordinary(f.Crash(100.0, REGISTRY, power=True), seed=2)
 BUFFER_DIES = ordinary(f.Crash(100.0, BUFFER, power=False))
 BUFFER_COMES_BACK = ordinary(*(f.Revive(at, BUFFER, 0.1) for at in (45.0, 65.0, 85.0, 100.0)))
 REGISTRY_COMES_BACK = ordinary(
-    *(f.Revive(at, REGISTRY, 0.1, after=1) for at in (30.0, 50.0, 70.0, 90.0))
+    *(f.Revive(at, REGISTRY, 0.1, after=1) for at in (30.0, 50.0, 70.0, 90.0)), seed=2
 )
 BUFFER_COMES_BACK_AGAIN = ordinary(
     f.Sabotage(0.0, "reward", 0.7, 400.0),

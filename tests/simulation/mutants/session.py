@@ -26,6 +26,7 @@ _HELD_BACK: Final = ordinary(
     ],
     delays=Delays(step_s=0.1, token_s=0.1),
     limits=Limits(dead_s=40.0),
+    seed=2,
     trainer={"num_steps": 40},
 )
 """what the trainer sent is held back, and lost with its connection"""
@@ -56,7 +57,7 @@ def resend_forgotten() -> Patches:
     return [(Lane, "rewind", lambda self: None)]
 
 
-@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=11)
+@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=3)
 def gap_ignored() -> Patches:
     known = Lane._known
 
@@ -150,6 +151,7 @@ def death_ends_no_ask() -> Patches:
     "an older life of a worker answers for the newer one",
     world=ordinary(  # what is offered to one life is late, and reaches the next
         Kill(10.0, ("rollout-0",), every_s=3.3, times=15),
+        seed=2,
         rollout={"num_workers": 2},
         delays=Delays(step_s=1.0, token_s=0.5, message_s=0.3),
         runtime={"max_restarts": 100, "backoff_first_s": 0.0, "backoff_most_s": 0.0},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.faults import RepeatRequests, TakeOver
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
+from tests.simulation.world import Delays
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.judging import Judging
@@ -110,7 +112,7 @@ def prompts_before_weights() -> Patches:
     return [(RolloutActor, "_start", early)]
 
 
-@mutant("the version is read after the await (AReaL#1569)", seed=4, fake=True)
+@mutant("the version is read after the await (AReaL#1569)", seed=9, fake=True)
 def version_read_after_the_await() -> Patches:
     generate = FakeEngine.generate
 
@@ -133,7 +135,16 @@ def engine_takes_any_term() -> Patches:
     return [(WeightLoads, "begin", unfenced)]
 
 
-@mutant("an older trainer is given batches (miles#2244)", seed=56)
+@mutant(
+    "an older trainer is given batches (miles#2244)",
+    world=ordinary(  # each waits for slow groups while the next one takes over, and asks again
+        *(TakeOver(at, "beside") for at in (40.0, 90.0, 140.0)),
+        *(RepeatRequests(41.0 + 4 * i, for_s=1.0, times=4) for i in range(40)),
+        delays=Delays(step_s=0.5, token_s=10.0),
+        rollout={"group_timeout_s": 300.0},
+        buffer={"lease_s": 400.0, "max_staleness": 4},
+    ),
+)
 def buffer_serves_any_term() -> Patches:
     take = BufferActor._take_request
 
