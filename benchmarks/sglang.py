@@ -5,7 +5,7 @@ their limit. Both clients send the same bodies; the bare one decodes the answer 
 take turns round by round, so that whatever else the machine does hits both; medians, their ratio
 and the CPU time of this process per request are printed.
 
-    make sglang-cpu; PYTHONPATH=. python benchmarks/sglang.py [--rounds 9] [--requests 64]
+    make sglang-cpu; PYTHONPATH=. python benchmarks/sglang.py [--rounds 24] [--requests 64]
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ async def compare(url: str, engine: SGLangEngine, args: argparse.Namespace) -> N
         ours.tokens_per_s / theirs.tokens_per_s
         for ours, theirs in zip(rounds["ratchet"], rounds["bare"], strict=True)
     ]
-    print(f"ratio of pairs: median {statistics.median(ratios):.3f}, {sorted(ratios)}")
+    spread = " ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    print(f"ratio of pairs: median {statistics.median(ratios):.3f} of {spread}")
 
 
 async def run(server: RealServer, model: Path, args: argparse.Namespace) -> None:
@@ -95,7 +96,7 @@ async def run(server: RealServer, model: Path, args: argparse.Namespace) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
