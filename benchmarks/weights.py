@@ -67,11 +67,10 @@ tensors were sent in place, and after:
     p2p, copied             48 %        58 %         48 %    55 %  0.38 (0.20)  0.37 (0.20)
     shared, copied          30 %        32 %         25 %    33 %  0.25 (0.05)  0.25 (0.06)
 
-Since then the first bucket is gathered while engines come, and a bucket is begun before the one
-before has arrived; no quiet run of that yet. On two cores at a load of 25 to 35, under real-time
-scheduling (chrt -r 5), 8 rounds, 1 receiver and 64 MiB, medians: shared, adopted 64 % of a copy
-(108 ms), copied 35 to 37 % and paused for 48 %; p2p and broadcast 92 to 115 % of the bare loop, as
-before the change.
+Since then the first bucket is gathered while engines come; no quiet run of that yet. On two cores
+at a load of 25 to 35, under real-time scheduling (chrt -r 5), 8 rounds, 1 receiver and 64 MiB,
+medians: shared, adopted 64 % of a copy (108 ms), copied 35 to 37 % and paused for 48 %; p2p and
+broadcast 92 to 115 % of the bare loop, as before that.
 
 What is met: the pause of an engine that adopts (2 to 3 % of 15), and the memory (the trainer's was
 128 MiB beside the model, and is none). What is not: 90 % of the bare loop with one receiver, 50 %

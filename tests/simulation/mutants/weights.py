@@ -129,9 +129,11 @@ def adopted_memory_used_again() -> Patches:
 
 
 class _Any(int):
-    """Whichever part is asked for is the next one."""
+    """Whichever part is asked for."""
 
-    def __le__(self, other: object) -> bool:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
         return True
 
 

@@ -94,8 +94,8 @@ class Gathering:
         self._lanes = set(lanes)
         self._wants: dict[str, int] = {}
         """the buckets that lanes wait for"""
-        self._reads: dict[tuple[str, int], float] = {}
-        """lanes and the buckets that they have, and since when"""
+        self._reads: dict[str, tuple[int, float]] = {}
+        """the buckets that travel, and since when"""
         self._kept: set[int] = set()
         """buckets that stay in their buffers until they are released"""
         self._behind: set[str] = set()
@@ -191,17 +191,16 @@ class Gathering:
         return None
 
     def _choose(self) -> tuple[int, Gathered] | None:
-        last = self._last()
-        if not (self._wants.keys() | last.keys()) - self._behind:
+        if not (self._wants.keys() | self._reads.keys()) - self._behind:
             self._behind.clear()
         wanted = {part for lane, part in self._wants.items() if lane not in self._behind}
-        ahead = {part + 1 for lane, part in last.items() if lane not in self._behind}
+        ahead = {part + 1 for lane, (part, _) in self._reads.items() if lane not in self._behind}
         ahead.discard(self.num_buckets)
         held = {buffer.part for buffer in self._buffers}
         missing = sorted(wanted - held) or sorted(ahead - held)
         if not missing:
             return None
-        in_use = wanted | ahead | self._kept | {part for _, part in self._reads}
+        in_use = wanted | ahead | self._kept | {part for part, _ in self._reads.values()}
         for buffer in self._buffers:
             if buffer.part not in in_use:
                 return missing[0], buffer
@@ -211,8 +210,8 @@ class Gathering:
     def _leave_behind(self, wanted: int) -> None:
         """Wait no longer for lanes that take too long with a bucket well before this one."""
         limit = monotonic() - _SLOW * self._pace_s - _SLOW_S
-        for lane, part in self._last().items():
-            if part + 1 < wanted and self._reads[lane, part] < limit:
+        for lane, (part, since) in self._reads.items():
+            if part + 1 < wanted and since < limit:
                 self._behind.add(lane)
 
     # --- on the threads of the lanes
@@ -222,8 +221,7 @@ class Gathering:
         self, lane: str, part: int, deadline: Deadline, *, keep: bool = False
     ) -> Iterator[Gathered]:
         """Wait for a bucket, and hold its buffer while it travels; to keep it is to hold it until
-        it is released. A lane may take the next one before it gives the last one back; that keeps
-        both buffers from all others.
+        it is released.
 
         Raises:
             TransferFailed: if the transfer is over, or the deadline passes first.
@@ -235,12 +233,12 @@ class Gathering:
             arrived = True
         finally:
             with self._changed:
-                since = self._reads.pop((lane, part))
+                _, since = self._reads.pop(lane)
                 if keep:
                     self._kept.add(part)
                 if arrived:
                     self._pace_s = monotonic() - since
-                    if part + 1 < self.num_buckets and lane not in self._last():
+                    if part + 1 < self.num_buckets:
                         self._wants[lane] = part + 1
                 self._changed.notify_all()
 
@@ -264,7 +262,7 @@ class Gathering:
 
     def _take(self, lane: str, part: int, deadline: Deadline) -> Gathered:
         with self._changed:
-            if self._wants.get(lane) != part:
+            if lane not in self._wants:
                 self._join(lane, part)
             found = self._changed.wait_for(
                 lambda: self._stopped or self._find(part) is not None, deadline.left_s
@@ -275,23 +273,18 @@ class Gathering:
                 late = f"the trainer's parameters were not read within {deadline.timeout_s:g} s"
                 msg = late if not found else "the transfer was given up"
                 raise TransferFailed(msg)
-            self._reads[lane, part] = monotonic()
+            self._reads[lane] = (part, monotonic())
             self._changed.notify_all()
             return buffer
 
     def _join(self, lane: str, part: int) -> None:
         """Begin to want; a lane that comes late to a bucket does not hold the others up."""
-        leading = [
-            at for name, at in (*self._wants.items(), *self._reads) if name not in self._behind
-        ]
+        others = [*self._wants.items(), *((at, p) for at, (p, _) in self._reads.items())]
+        leading = [at for name, at in others if name not in self._behind]
         if self._digests and leading and part < min(leading):
             self._behind.add(lane)
         self._wants[lane] = part
         self._changed.notify_all()
-
-    def _last(self) -> dict[str, int]:
-        """Return the last bucket that each lane has taken and not given back."""
-        return dict(self._reads.keys())
 
     def _find(self, part: int) -> Gathered | None:
         return next((buffer for buffer in self._buffers if buffer.part == part), None)

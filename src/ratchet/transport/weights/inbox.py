@@ -63,13 +63,6 @@ class Inbox:
             msg = f"the engine did not take a bucket within {deadline.timeout_s:.3g} s"
             raise EngineStuck(msg)
 
-    def has_room(self) -> bool:
-        """Return whether `wait_for_room` would not wait."""
-        if not self._room.acquire(blocking=False):
-            return False
-        self._room.release()
-        return True
-
     def return_room(self) -> None:
         """Free the staging buffer that was waited for: nothing new is in it."""
         self._room.release()

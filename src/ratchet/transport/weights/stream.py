@@ -3,17 +3,14 @@ them: both sides.
 
 The sending side consumes buckets that are gathered while the last one travels, the receiving side
 produces buckets in an inbox and receives one while the one before is written. All pieces of a
-bucket are under way at once, the next bucket is begun before the last of them has arrived, and
-digests follow them. Runs on the threads of the links. Each waits for its peers, for one bucket
-never longer than `limit_s`: whoever takes longer has left the round, as far as the others are
-concerned.
+bucket are under way at once, and digests follow them. Runs on the threads of the links. Each waits
+for its peers, for one bucket never longer than `limit_s`: whoever takes longer has left the round,
+as far as the others are concerned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -43,64 +40,20 @@ def send_round(
     Raises:
         TransferFailed: if an engine was lost, a bucket took too long or the link was abandoned.
     """
-    ends: list[Callable[[], None]] = []
-
-    def send(part: int, look_ahead: Callable[[], None]) -> Generator[None]:
+    wait_for_trailer: Callable[[], None] | None = None
+    for part in range(first, gathering.num_buckets):
         with gathering.bucket(point, part, deadline) as gathered:
             link.check()
             limit = deadline.within(limit_s)
             waits = [group.move(piece, limit) for piece in gathered.pieces]
             if part == gathering.num_buckets - 1:
-                ends.append(_send_trailer(group, gathering, limit))
-            yield
-            *most, last = waits
-            for wait in most:
+                wait_for_trailer = _send_trailer(group, gathering, deadline.within(limit_s))
+            for wait in waits:
                 wait()
-            if most:
-                look_ahead()
-            last()
-
-    parts = range(first, gathering.num_buckets)
-    _move_all(parts, send, lambda _: not gathering.has_others(point))
     link.check()
-    if not ends:  # everybody has all buckets
-        ends.append(_send_trailer(group, gathering, deadline.within(limit_s)))
-    ends.pop()()
-
-
-def _move_all(
-    parts: range,
-    move: Callable[[int, Callable[[], None]], Generator[None]],
-    may_overlap: Callable[[int], bool],
-) -> None:
-    """Move one bucket after another, and begin one, where it may be, when all but the last piece of
-    the one before has arrived: the wire would else stand still in between. Not sooner, as the time
-    that a bucket has begins there.
-
-    Args:
-        parts: the buckets.
-        move: begins a bucket up to its `yield`, and waits for it after that; before it does so for
-            the last of several pieces, it calls what it is given.
-        may_overlap: whether a bucket may be begun then.
-    """
-    begun: list[Generator[None]] = []
-    with ExitStack() as stack:
-
-        def begin(part: int) -> None:
-            bucket = move(part, partial(look_ahead, part + 1))
-            stack.callback(bucket.close)
-            next(bucket)
-            begun.append(bucket)
-
-        def look_ahead(part: int) -> None:
-            if part in parts and may_overlap(part):
-                begin(part)
-
-        for part in parts:
-            if not begun:
-                begin(part)
-            for _ in begun.pop():
-                pass
+    if wait_for_trailer is None:
+        wait_for_trailer = _send_trailer(group, gathering, deadline.within(limit_s))
+    wait_for_trailer()
 
 
 def _send_trailer(group: Group, gathering: Gathering, deadline: Deadline) -> Callable[[], None]:
@@ -129,15 +82,13 @@ def receive_round(
     staging = link.staging(inbox.staging, group.device)
     trailer = group.allocate(trailer_bytes(manifest))
     buckets = slots_by_bucket(manifest)
-    ends: list[Callable[[], None]] = []
-
-    def receive(part: int, look_ahead: Callable[[], None]) -> Generator[None]:
+    wait_for_trailer: Callable[[], None] | None = None
+    for part in range(first, len(buckets)):
         num_bytes = manifest.bucket_bytes[part]
-        is_new = part >= inbox.has
-        has_room = is_new or not inbox.is_whole
+        has_room = part >= inbox.has or not inbox.is_whole
         if has_room:
             inbox.wait_for_room(deadline.within(limit_s))
-            bucket = staging[(part if is_new else inbox.has) % len(staging)][:num_bytes]
+            bucket = staging[inbox.has % len(staging)][:num_bytes]
         else:  # all the memory is spoken for
             bucket = group.allocate(num_bytes)
         arrived: Arrived | None = None
@@ -145,11 +96,10 @@ def receive_round(
             limit = deadline.within(limit_s)
             pieces = pieces_of(buckets[part], num_bytes, split=group.device.type == "cpu")
             waits = [group.move(bucket[piece.start : piece.end], limit) for piece in pieces]
-            if part == len(buckets) - 1:
-                ends.append(group.move(trailer, limit))
-            yield
-            arriving = _arriving(pieces, waits, look_ahead)
-            if is_new:
+            if part == len(buckets) - 1:  # begun together: one wake-up less
+                wait_for_trailer = group.move(trailer, deadline.within(limit_s))
+            arriving = _arriving(pieces, waits)
+            if part == inbox.has:
                 arrived = Arrived.inspect(bucket, arriving)
             else:
                 list(arriving)
@@ -158,25 +108,16 @@ def receive_round(
                 inbox.return_room()
         if arrived is not None:
             inbox.put_bucket(arrived)
-
-    def has_memory(part: int) -> bool:
-        return inbox.is_whole or (part > inbox.has and inbox.has_room())
-
-    _move_all(range(first, len(buckets)), receive, has_memory)
-    if not ends:
-        ends.append(group.move(trailer, deadline.within(limit_s)))
-    ends.pop()()
+    if wait_for_trailer is None:
+        wait_for_trailer = group.move(trailer, deadline.within(limit_s))
+    wait_for_trailer()
     inbox.put_trailer(bytes(host_bytes(trailer)))
 
 
-def _arriving(
-    pieces: Sequence[Piece], waits: Sequence[Callable[[], None]], look_ahead: Callable[[], None]
-) -> Iterator[TensorSlot]:
+def _arriving(pieces: Sequence[Piece], waits: Sequence[Callable[[], None]]) -> Iterator[TensorSlot]:
     """Yield the slots of a bucket, each when it has arrived: who reads it at once finds it in the
     cache, and does so while the next one travels.
     """
-    for index, (piece, wait) in enumerate(zip(pieces, waits, strict=True), 1):
-        if index == len(pieces) > 1:
-            look_ahead()
+    for piece, wait in zip(pieces, waits, strict=True):
         wait()
         yield from piece.slots

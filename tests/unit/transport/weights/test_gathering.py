@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from time import monotonic
 
 import pytest
@@ -102,23 +101,6 @@ def test_the_first_bucket_is_gathered_before_anyone_asks(opened: list[Lanes]) ->
     gathered = threading.Event()
     opened.append(Lanes("a", on_read=lambda names: gathered.set()))
     assert gathered.wait(20)
-
-
-def test_a_lane_holds_two_buckets_until_it_gives_each_back(opened: list[Lanes]) -> None:
-    lanes = Lanes("a")
-    opened.append(lanes)
-    last = ExitStack()
-    for part in range(NUM):
-        with last:
-            held = ExitStack()
-            gathered = held.enter_context(lanes.gathering.bucket("a", part, Deadline(20.0)))
-        last = held
-        assert values(gathered) == [part] * 64
-    last.close()
-    lanes.gathering.end("a")
-    lanes.close()
-    assert lanes.error is None
-    assert lanes.reads == {f"p{n}": 1 for n in range(NUM)}
 
 
 def test_the_next_bucket_is_gathered_while_one_travels(opened: list[Lanes]) -> None:
