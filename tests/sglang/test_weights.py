@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
-from tests.helpers.sglang_server import RealServer, attached_config
+from tests.helpers.sglang_server import ARGS, RealServer, attached_config
 from tests.helpers.tiny_models import CHARS, TINY, write_tiny_model
 
 from ratchet.backends.models import build_model, char_tokenizer, named_weights, weight_specs
@@ -44,11 +44,13 @@ def model_of(version: int, mode: PauseMode = "retract") -> PreTrainedModel:
     then depends on the one before and the embedding alone, whatever made the keys and values.
     """
     model = build_model(TINY["qwen3"], 1000 + version, char_tokenizer(CHARS))
+    torch.manual_seed(version)
     if mode == "in_place":
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "o_proj" in name or "down_proj" in name:
                     weight.zero_()
+            model.get_parameter("model.norm.weight").normal_()  # or a token repeats for ever
     return model
 
 
@@ -142,7 +144,7 @@ def test_updates_under_load_abort_nothing_and_every_token_says_its_version(
     async def generate(engine: SGLangEngine, number: int) -> None:
         while engine.version != UPDATES:
             prompt = [3 + (number + shift) % 20 for shift in range(5)]
-            params = SamplingParams(max_tokens=150, temperature=1.0, seed=len(done))
+            params = SamplingParams(max_tokens=80, temperature=1.0, seed=len(done))
             done.append((prompt, await engine.generate(prompt, params)))
 
     async def body() -> None:
@@ -158,7 +160,7 @@ def test_updates_under_load_abort_nothing_and_every_token_says_its_version(
 
     run(body)
     assert all(completion.finish_reason == "length" for _, completion in done)
-    assert all(len(completion.token_ids) == 150 for _, completion in done)
+    assert all(len(completion.token_ids) == 80 for _, completion in done)
     assert sum(len(completion.spans) > 1 for _, completion in done) >= UPDATES
     seen = {span.version for _, completion in done for span in completion.spans}
     assert seen == set(models)
@@ -276,8 +278,12 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two_ranks(endless_model: Path, tmp_path: Path) -> Iterator[RealServer]:
-    server = RealServer(endless_model, tmp_path / "two-ranks.log", tp=2)
+def two_ranks(
+    endless_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RealServer]:
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    log = tmp_path / "two-ranks.log"
+    server = RealServer(endless_model, log, tp=2, args=(*ARGS, "--disable-overlap-schedule"))
     yield server
     server.close()
 
@@ -288,11 +294,17 @@ def test_two_ranks_hold_what_was_sent_and_a_killed_server_loses_the_engine(
     async def body() -> None:
         async with attached(two_ranks, endless_model) as engine:
             params = SamplingParams(max_tokens=30, temperature=1.0, seed=0)
-            for version in range(3):
-                await load(engine, version, model_of(version))
-                completion = await engine.generate([5, 6, 7], params)
-                assert [span.version for span in completion.spans] == [version]
-                assert error_of(completion, [5, 6, 7], {version: model_of(version)}) < CLOSE
+            models = {version: model_of(version, "in_place") for version in range(6)}
+            across = params._replace(max_tokens=300)
+            await load(engine, 0, models[0])
+            for version in range(1, 6):  # paused in place, as nothing overlaps here
+                running = asyncio.create_task(engine.generate([5, 6, 7], across))
+                await until(lambda: engine.stats().running)
+                await asyncio.sleep(0.2)
+                await load(engine, version, models[version], "in_place")
+                assert error_of(await running, [5, 6, 7], models) < CLOSE
+            completion = await engine.generate([5, 6, 7], params)
+            assert [span.version for span in completion.spans] == [5]
             running = asyncio.create_task(
                 engine.generate([5, 6, 7], params._replace(max_tokens=1000))
             )

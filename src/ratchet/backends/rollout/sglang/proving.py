@@ -87,7 +87,12 @@ class ProvenWeights:
         self._probe = probe
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop all servers between two tokens. Idempotent."""
+        """Stop all servers between two tokens. Idempotent. "in_place" is "retract" on servers that
+        overlap steps: paused in place, they keep a token that old weights have made, and give it
+        the name of the new ones when they go on.
+        """
+        if mode == "in_place" and await self.session.overlaps():
+            mode = "retract"
         self.mode = mode
         await self.session.pause(mode)
 

@@ -38,6 +38,21 @@ class UpdateSession:
         self.servers = tuple(servers)
         self.is_open = False
         """from `begin` to `end`, as far as this end knows"""
+        self._overlaps: bool | None = None
+
+    async def overlaps(self) -> bool:
+        """Return whether a server prepares a step while the one before it runs, as it does unless
+        it was started with --disable-overlap-schedule.
+        """
+        if self._overlaps is None:
+            infos: list[dict[str, object]] = []
+
+            async def ask(server: SGLangClient) -> None:
+                infos.append(await server.server_info())
+
+            await self._all(ask)
+            self._overlaps = not all(info.get("disable_overlap_schedule") for info in infos)
+        return self._overlaps
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop between two tokens. Idempotent."""

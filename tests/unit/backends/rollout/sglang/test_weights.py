@@ -122,10 +122,25 @@ def test_a_load_is_paused_written_named_proved_and_goes_on(groups: list[Group]) 
         assert [stub.weight_version for stub in world.stubs] == ["7", "7"]
         (sent,) = groups[0].sent
         assert [tensor.dtype for tensor in sent] == [torch.float32, torch.bfloat16]  # aligned
-        await world.load(8, mode="in_place")
-        assert "/flush_cache" not in world.paths()  # refused while requests run
         assert len(groups) == 1
-        assert world.sink.version == 8
+
+    run(body)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_in_place_is_for_servers_that_give_no_token_of_before_the_name_of_after(
+    groups: list[Group], *, overlap: bool
+) -> None:
+    async def body(world: World) -> None:
+        world.stubs[0].facts = {"disable_overlap_schedule": True}
+        world.stubs[1].facts = {"disable_overlap_schedule": not overlap}
+        for version in (7, 8):
+            await world.load(version, mode="in_place")
+            assert world.sink.version == version
+        mode = "retract" if overlap else "in_place"
+        assert world.stubs[0].called("/pause_generation") == [{"mode": mode}] * 2
+        assert bool(world.stubs[0].called("/flush_cache")) is overlap  # refused while requests run
+        assert len(world.stubs[1].called("/server_info")) == 1
 
     run(body)
 
