@@ -248,6 +248,7 @@ def test_a_probe_is_a_function_of_the_weights_and_changes_nothing(
     """Also not what a step does after it: ranks that gathered weights for it give them back."""
     after: list[dict[str, torch.Tensor]] = []
     probes: list[WeightProbe | None] = []
+    last: list[WeightProbe | None] = []
 
     async def train(probing: str, backend: TrainingBackend) -> None:
         for seed in range(2):
@@ -256,18 +257,21 @@ def test_a_probe_is_a_function_of_the_weights_and_changes_nothing(
                 probes.extend([await backend.probe(seed), await backend.probe(seed)])
                 assert equal(snapshot(backend), before)
             await backend.forward_backward(groups)
+            if probing:
+                await backend.probe(seed)
             await backend.optimizer_step()
-        if probing:
-            probes.append(await backend.probe(0))
+        last.append(await backend.probe(0))
         after.append(snapshot(backend))
 
     harness.run(partial(train, "probing"))
     harness.run(partial(train, ""))
     assert equal(*after)
     if harness.kind == "fake":
-        assert probes == [None] * 5
+        assert probes == [None] * 4
         return
-    first, again, other, _, later = probes
+    first, again, other, _ = probes
+    later, expected = last
+    assert later == expected
     assert first is not None
     assert again == first
     assert other is not None
@@ -282,9 +286,9 @@ def test_a_probe_is_a_function_of_the_weights_and_changes_nothing(
         model = load_model(harness.folder / "base", "float32")
         inputs = torch.tensor(ids, dtype=torch.long)
         with torch.no_grad():
-            expected = model(inputs).logits.log_softmax(-1)[:, :-1]
-        expected = expected.gather(-1, inputs[:, 1:, None])[..., 0]
-        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0.0, atol=1e-5)
+            values = model(inputs).logits.log_softmax(-1)[:, :-1]
+        values = values.gather(-1, inputs[:, 1:, None])[..., 0]
+        torch.testing.assert_close(torch.tensor(logprobs), values, rtol=0.0, atol=1e-5)
 
 
 def test_the_same_calls_give_the_same_weights(harness: Harness, groups: list[RolloutGroup]) -> None:
