@@ -39,6 +39,7 @@ def main() -> None:
         "config": config,
         "pids": [os.getpid(), orphan.pid],
         "folder": os.environ["TMPDIR"],
+        "variables": sorted(name for name in os.environ if name.startswith("SGLANG_")),
     }
     say(json.dumps(facts))
     if behaviour == "usage":

@@ -49,6 +49,8 @@ class SGLangStub:
     step_s: float = 0.001
     prompt_logprob: float = -1.0
     """of every token of a prompt that is scored"""
+    ignores_temperature: bool = False
+    """in the log probabilities of ids that are asked for by name"""
     sglang_version: str = "0.5.23"
     architecture: str = "Qwen3ForCausalLM"
     dtype: str = "float32"
@@ -164,7 +166,7 @@ class SGLangStub:
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         ids = body["input_ids"]
         if ids and isinstance(ids[0], list):
-            answers = [await self._one({**body, "input_ids": each}) for each in ids]
+            answers = [await self._one(_nth(body, index)) for index in range(len(ids))]
             return web.json_response(answers)
         if len(ids) >= self.context:
             text = f"The input ({len(ids)} tokens) is longer than the model's context length"
@@ -201,6 +203,10 @@ class SGLangStub:
                 [None, first, None],
                 *([self.prompt_logprob, token, None] for token in scored),
             ]
+        if (named := body.get("token_ids_logprob")) is not None:
+            warmth = 1.0 if self.ignores_temperature else sampling["temperature"]
+            by_name = [[-0.1 * token / warmth, token, None] for token in named]
+            answer["meta_info"]["output_token_ids_logprobs"] = [by_name] * len(request.tokens)
         return answer
 
     async def _unpaused(self, request: Running) -> None:
@@ -310,6 +316,12 @@ class SGLangStub:
 
     async def _workers(self, body: dict[str, Any]) -> web.Response:
         return web.json_response({"workers": [{"url": url} for url in self.behind]})
+
+
+def _nth(body: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return one request of a batch: each of its lists has a part for each prompt."""
+    each = {name: value[index] for name, value in body.items() if isinstance(value, list)}
+    return {**body, **each}
 
 
 def _answer(rid: str, request: Running, reason: dict[str, Any], version: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from ratchet.actors.verdicts import Verdicts
 from ratchet.algorithms.registry import ADVANTAGES, LOSSES
+from ratchet.backends.rollout.sglang.answers import kept_tokens
 from ratchet.config import Config, ModelConfig
 from ratchet.errors import ConfigError, TaskError
 from ratchet.imports import check_choice
@@ -180,14 +181,17 @@ def _check_references(config: Config, task: Task) -> None:
 
 def _check_prompts(config: Config, task: Task, context: int | None) -> None:
     encode_length = _length_function(config.model)
+    rollout = config.rollout
+    kept = kept_tokens(rollout.max_tokens) if rollout.backend == "sglang" else 0
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
         for prompt in itertools.islice(task.prompts(split), _MAX_CHECKED):
             length = encode_length(prompt)
-            if context is not None and length + config.rollout.max_tokens > context:
+            if context is not None and length + rollout.max_tokens + kept > context:
+                more = f" and {kept} tokens that SGLang keeps to itself" if kept else ""
                 msg = (
                     f"prompt {prompt.prompt_id!r} has {length} tokens; with rollout.max_tokens ="
-                    f" {config.rollout.max_tokens} it is longer than the model's context of"
+                    f" {rollout.max_tokens}{more} it is longer than the model's context of"
                     f" {context} tokens: shorten one, or give the model a longer context"
                 )
                 raise ConfigError(msg)

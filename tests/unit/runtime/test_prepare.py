@@ -61,6 +61,10 @@ def test_a_configuration_without_mistakes_gives_its_task() -> None:
         ({"algorithm": {"advantage": "best"}}, ["algorithm.advantage = 'best'", "mean, std"]),
         ({"eval": {"num_prompts": 101}}, ["eval.num_prompts = 101", "100 prompts"]),
         ({"rollout": {"max_tokens": 61}}, ["max_tokens = 61", "4 tokens", "context of 64"]),
+        (
+            {"rollout": {"max_tokens": 59, "backend": "sglang"}},
+            ["max_tokens = 59 and 2 tokens that SGLang keeps", "context of 64"],
+        ),
         ({"model": {"tokenizer_chars": "0123>"}}, ["tokenizer_chars", "add them"]),
     ],
 )

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 _COLDEST: Final = 1e-6
 """Temperatures below are greedy to SGLang, with log probabilities of another distribution."""
 _LARGEST_SEED: Final = 2**63 - 1
+_KEPT: Final = 2
+_KEPT_FROM_PROMPT: Final = 7
+"""Tokens of its context that a server keeps to itself: of a prompt and its completion together, and
+of a prompt.
+"""
+
+
+def kept_tokens(max_tokens: int) -> int:
+    """Return how much shorter than the context a prompt with its completion has to be."""
+    return max(_KEPT, _KEPT_FROM_PROMPT - max_tokens)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -46,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
             context: tokens of the server's context, or of its cache if that is smaller. It keeps
                 some to itself, and generates less than it is asked to without a word.
         """
-        return cls(vocabulary, context=context - 2, prompt=context - 7)
+        return cls(vocabulary, context=context - _KEPT, prompt=context - _KEPT_FROM_PROMPT)
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Check a request before it is sent.

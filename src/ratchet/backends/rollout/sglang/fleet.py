@@ -25,6 +25,7 @@ from ratchet.backends.rollout.sglang.client import (
 )
 from ratchet.backends.rollout.sglang.keys import read_keys
 from ratchet.backends.rollout.sglang.server import SGLangServer
+from ratchet.backends.rollout.sglang.temperature import check_temperature
 from ratchet.config import LoraConfig
 from ratchet.config.sglang import SGLangConfig
 from ratchet.errors import ConfigError, EngineLost
@@ -179,6 +180,8 @@ async def open_fleet(
             )
             for client, info in zip(servers, infos, strict=True)
         ]
+        for client in servers:
+            await check_temperature(client, config.control_timeout_s)
         return Fleet(config, members, router or servers[0], launched)
     except BaseException:
         await asyncio.gather(*(client.close() for client in clients))
@@ -188,26 +191,35 @@ async def open_fleet(
 
 
 async def _behind(router: SGLangClient, timeout_s: float) -> list[str]:
-    """Return the servers that a router knows, of which there must be at least one."""
+    """Return the servers that a router knows; one that has just started knows none for a while."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if urls := await _listed(router, timeout_s):
+                    return [url.rstrip("/") for url in urls]
+                await asyncio.sleep(_AGAIN_S)
+    except TimeoutError:
+        msg = (
+            f"rollout.sglang.router = {router.url!r} had no servers within {timeout_s:g} s"
+            " (rollout.sglang.start_timeout_s); start it with --worker-urls, or name them in"
+            " rollout.sglang.servers"
+        )
+        raise ConfigError(msg) from None
+
+
+async def _listed(router: SGLangClient, timeout_s: float) -> list[str]:
     answer = await _answered(router, "/workers", timeout_s)
     if answer is not None:
-        urls = [worker["url"] for worker in answer["workers"]]
-    else:  # a router before 0.2.2
-        try:
-            urls = (await router.call("GET", "/list_workers", repeat="always"))["urls"]
-        except CallFailed as error:
-            msg = (
-                f"rollout.sglang.router = {router.url!r} does not tell its servers: {error}; is it"
-                " one, and is rollout.sglang.api_key_file its key? Or name rollout.sglang.servers"
-            )
-            raise ConfigError(msg) from None
-    if not urls:
+        return [worker["url"] for worker in answer["workers"]]
+    try:  # a router before 0.2.2
+        urls: list[str] = (await router.call("GET", "/list_workers", repeat="always"))["urls"]
+    except CallFailed as error:
         msg = (
-            f"rollout.sglang.router = {router.url!r} has no servers; start it with --worker-urls,"
-            " or name them in rollout.sglang.servers"
+            f"rollout.sglang.router = {router.url!r} does not tell its servers: {error}; is it one,"
+            " and is rollout.sglang.api_key_file its key? Or name rollout.sglang.servers"
         )
-        raise ConfigError(msg)
-    return [url.rstrip("/") for url in urls]
+        raise ConfigError(msg) from None
+    return urls
 
 
 async def _until_there(servers: Sequence[SGLangClient], timeout_s: float) -> None:

@@ -18,6 +18,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -35,6 +36,16 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_BYTES: Final = 65536
 _LINE_BYTES: Final = 2**20
 """A longer line is written in pieces."""
+
+
+_NOT_PASSED_ON: Final = re.compile(
+    r"SGLANG_(RETURN_ORIGINAL_LOGPROB|SANITIZE_NAN_LOGITS|NGRAM_FORCE_GREEDY_VERIFY"
+    r"|MAX_NEW_TOKENS_LIMIT|(SIMULATE|TEST|KV_CANARY_PERTURB)_.*)"
+)
+"""Variables that make tokens or log probabilities something else than the trainer takes them for:
+without the temperature, of NaN, of a made-up acceptance. Named one by one, as SGLang reads hundreds
+of others, which a user sets for his hardware.
+"""
 
 
 class Task(TypedDict):
@@ -67,7 +78,8 @@ def _keep(task: Task) -> dict[str, int | str]:
         if task["config"]:
             argv += ["--config", str(_write_config(folder, task["config"]))]
         with Path(task["log"]).open("ab", buffering=0) as file:
-            server = _start(argv, folder)
+            environment = _environment(file)
+            server = _start(argv, {**environment, "TMPDIR": str(folder)})
             _wait(server, Log(file, task["config"].values()))
     except OSError as error:
         return {"error": str(error)}
@@ -91,14 +103,22 @@ def _write_config(folder: Path, config: dict[str, str]) -> Path:
     return path
 
 
-def _start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
+def _environment(log: io.RawIOBase) -> dict[str, str]:
+    """Return our own without what would make results wrong; the log says what was left out."""
+    refused = sorted(filter(_NOT_PASSED_ON.fullmatch, os.environ))
+    for name in refused:
+        log.write(f"ratchet: {name} is not passed on: results would be of another kind\n".encode())
+    return {name: value for name, value in os.environ.items() if name not in refused}
+
+
+def _start(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - the user's own command
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         bufsize=0,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env=environment,
         start_new_session=True,
         preexec_fn=partial(_prepare, os.getpid()),  # safe: there is no thread here
     )

@@ -13,6 +13,7 @@ from ratchet.backends.rollout.sglang.answers import (
     NoVersion,
     completion_of,
     decode_answer,
+    kept_tokens,
     request_body,
 )
 from ratchet.errors import GenerationFailed, PromptTooLong
@@ -57,6 +58,15 @@ def test_the_distribution_is_said_in_full() -> None:
 def test_without_an_end_nothing_ends_it() -> None:
     body = request_body("r", [5], PARAMS, end_ids=(), salt="s", fields={})
     assert body["sampling_params"]["ignore_eos"] is True
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 5, 6, 100])
+def test_what_is_kept_is_what_the_limits_leave_out(max_tokens: int) -> None:
+    longest = 4096 - max_tokens - kept_tokens(max_tokens)
+    params = PARAMS._replace(max_tokens=max_tokens)
+    LIMITS.check([5] * longest, params)
+    with pytest.raises(PromptTooLong):
+        LIMITS.check([5] * (longest + 1), params)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**80 + 5])

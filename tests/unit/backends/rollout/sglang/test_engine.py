@@ -81,7 +81,7 @@ def test_the_ends_of_the_model_are_the_ends_of_a_request(model: Path) -> None:
         async with started(stub, model) as engine:
             await engine.stamp(0)
             await ask(engine)
-            (body,) = stub.called("/generate")
+            *_, body = stub.called("/generate")
             assert body["sampling_params"]["stop_token_ids"] == [2, 3]
             assert engine.decode([5, 3]) == engine.decode([5])
 

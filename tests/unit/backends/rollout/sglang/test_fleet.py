@@ -83,8 +83,8 @@ def test_servers_are_found_behind_a_router(model: Path) -> None:
                 assert [member.client.url for member in fleet.members] == [a.url, b.url]
                 assert fleet.generation.url == router.url
             router.behind = []
-            with pytest.raises(ConfigError, match="has no servers; start it with --worker-urls"):
-                async with opened(model, router=router.url):
+            with pytest.raises(ConfigError, match=r"had no servers within 0\.1 s .*--worker-urls"):
+                async with opened(model, router=router.url, start_timeout_s=0.1):
                     pass
             router.answers["/workers"] = (404, {})  # an older one
             with pytest.raises(ConfigError, match="does not tell its servers"):
@@ -93,6 +93,23 @@ def test_servers_are_found_behind_a_router(model: Path) -> None:
             router.answers["/list_workers"] = (200, {"urls": [a.url]})
             async with opened(model, router=router.url) as fleet:
                 assert [member.client.url for member in fleet.members] == [a.url]
+
+    run(scenario())
+
+
+def test_a_router_that_has_just_started_is_waited_for(model: Path) -> None:
+    async def scenario() -> None:
+        router, server = SGLangStub(), SGLangStub()
+        async with router.serving(), server.serving():
+
+            async def register() -> None:
+                await router.until_called("/workers")
+                router.behind = [server.url]
+
+            registers = asyncio.create_task(register())
+            async with opened(model, router=router.url) as fleet:
+                assert [member.client.url for member in fleet.members] == [server.url]
+            await registers
 
     run(scenario())
 
@@ -139,6 +156,20 @@ def test_a_server_that_is_not_what_the_run_needs_is_refused(
                 async with opened(model, server):
                     pass
             assert server.url in str(raised.value)
+
+    run(scenario())
+
+
+def test_log_probabilities_without_the_temperature_are_refused(model: Path) -> None:
+    async def scenario() -> None:
+        async with SGLangStub(ignores_temperature=True).serving() as stub:
+            with pytest.raises(ConfigError, match="without SGLANG_RETURN_ORIGINAL_LOGPROB") as why:
+                async with opened(model, stub):
+                    pass
+            assert f"{stub.url} returns log probabilities without the temp" in str(why.value)
+            stub.paused = True  # by an engine before, which has looked
+            async with opened(model, stub):
+                pass
 
     run(scenario())
 

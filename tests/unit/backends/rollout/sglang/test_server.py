@@ -121,6 +121,28 @@ def test_keys_are_in_no_command_line_environment_or_log(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_variables_that_change_what_results_mean_are_not_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_SIMULATE_ACC_LEN"]
+    for name in (*refused, "SGLANG_ENABLE_TORCH_COMPILE"):
+        monkeypatch.setenv(name, "1")
+
+    async def scenario() -> None:
+        server = make_server(tmp_path)
+        server.launch()
+        try:
+            await server.ready(client := SGLangClient(server.url), 30)
+            await client.close()
+        finally:
+            await server.stop()
+        *words, said = server.log.read_text().splitlines()
+        assert json.loads(said)["variables"] == ["SGLANG_ENABLE_TORCH_COMPILE"]
+        assert [line.split()[1] for line in words] == refused
+
+    run(scenario())
+
+
 def test_nothing_is_left_after_a_stop(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = make_server(tmp_path)

@@ -1,0 +1,76 @@
+"""Whether a server's log probabilities are those of what it sampled from: softmax(logits / T).
+
+Consumes a server that generates, produces nothing, or a `ConfigError`; waits for one token of two
+requests. The probe after a load cannot show it: scores of given ids have no temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from ratchet.backends.rollout.sglang.client import CallFailed
+from ratchet.errors import ConfigError, EngineLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ratchet.backends.rollout.sglang.client import SGLangClient
+
+_IDS: Final = [0, 1, 2, 3]
+"""Few, as a server refuses those that its model does not have."""
+_TEMPERATURES: Final = (1.0, 2.0)
+_LARGEST_RATIO: Final = 0.75
+"""Of the differences between two log probabilities: a half at twice the temperature, one if it is
+left out. Rounding in half precision is far from either.
+"""
+
+
+async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
+    """Let a server say the log probabilities of some ids as a next token, cold and warm.
+
+    A paused server is left alone: an engine before us has paused it, and looked.
+
+    Raises:
+        ConfigError: if they are the same.
+        EngineLost: if it does not answer.
+    """
+    try:
+        if not await client.healthy(timeout_s=timeout_s):
+            return
+        cold, warm = await _ask(client, timeout_s)
+    except CallFailed as error:
+        raise EngineLost(str(error)) from error
+    low, high = cold.index(min(cold)), cold.index(max(cold))
+    at_one, at_two = cold[high] - cold[low], warm[high] - warm[low]
+    if not math.isfinite(at_one + at_two):
+        return  # torn weights that a run before this one has left; the probe judges our own
+    if at_two > _LARGEST_RATIO * at_one:
+        msg = (
+            f"the SGLang server at {client.url} returns log probabilities without the temperature"
+            f" (two ids differ by {at_one:.4g} at 1 and by {at_two:.4g} at 2), so they are not of"
+            " what it samples from; start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+        )
+        raise ConfigError(msg)
+
+
+async def _ask(client: SGLangClient, timeout_s: float) -> list[Sequence[float]]:
+    """Return the log probabilities of `_IDS` at each of `_TEMPERATURES`."""
+    body = {
+        "input_ids": [[0]] * len(_TEMPERATURES),
+        "sampling_params": [
+            {"temperature": each, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
+            for each in _TEMPERATURES
+        ],
+        "return_logprob": True,
+        "token_ids_logprob": [_IDS] * len(_TEMPERATURES),
+    }
+    answers = await client.generate(body, timeout_s=timeout_s)
+    return [_logprobs(answer) for answer in answers]
+
+
+def _logprobs(answer: Any) -> Sequence[float]:
+    """Return those of `_IDS` as the first generated token; NaN where there is none."""
+    (first,) = answer["meta_info"]["output_token_ids_logprobs"]
+    values = {token: math.nan if value is None else value for value, token, _ in first}
+    return [values[token] for token in _IDS]
