@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _c10d: Final[Any] = dist
 """torch's stubs and its own process groups disagree."""
 
-_DEVICES: Final = {"gloo": "cpu/", "nccl": "cuda/"}
+DEVICES: Final = {"gloo": "cpu/", "nccl": "cuda/"}
 """What torch's helper calls the first device of a backend, as a prefix."""
 
 
@@ -116,6 +116,13 @@ def group_of(name: str, server: int) -> str:
     return f"{name}.{server}"
 
 
+def server_store(store: Store, group: str) -> Any:
+    """Return a store as the ranks of a server use it for a group: under the prefix of their own
+    function, and under that of torch's helper for groups.
+    """
+    return _c10d.PrefixStore(f"{group}/", _c10d.PrefixStore(group, store))
+
+
 class OutsideGroup:
     """The groups of all servers of one engine, at the trainer's end."""
 
@@ -151,9 +158,10 @@ class OutsideGroup:
         try:
             for server, size in enumerate(sizes):
                 group = group_of(name, server)
-                inner = _c10d.PrefixStore(f"{group}/", _c10d.PrefixStore(group, store))
                 own |= {"deadline": deadline, "outside": True}
-                self._groups.append(kind(inner, _DEVICES[backend], 0, size + 1, **own))
+                self._groups.append(
+                    kind(server_store(store, group), DEVICES[backend], 0, size + 1, **own)
+                )
         except TransferFailed:
             self.close()
             raise

@@ -1,7 +1,8 @@
 """The endpoints of one SGLang server, or of a router in front of several.
 
-Consumes calls, produces the server's answers or a typed error; `http.py` says how long it waits,
-and what it repeats.
+Consumes calls, produces the server's answers. Each call waits for its answer, up to a deadline, and
+raises a `CallFailed`: `ServerGone`, `CallRefused` or `TooLate`. `http.py` has the connections, and
+says what is repeated.
 """
 
 from __future__ import annotations

@@ -23,13 +23,12 @@ from ratchet.backends.rollout.sglang.client import CallFailed
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import flat_bytes
 from ratchet.transport.weights.groups import Deadline, called
+from ratchet.transport.weights.outside import DEVICES, server_store
 from ratchet.transport.weights.store import serve_store
 from ratchet.transport.weights.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch._C._distributed_c10d import Store
 
     from ratchet.backends.rollout.sglang.client import SGLangClient
 
@@ -109,7 +108,7 @@ class ServerGroup:
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = deadline.left
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=self._host)]
-        store = _prefixed(self._store, self.name)
+        store = _c10d.PrefixStore(DEVICES["gloo"], server_store(self._store, self.name))
         self._group = called(lambda: _c10d.ProcessGroupGloo(store, 0, size, options))
 
     def _broadcast(self, tensors: Sequence[torch.Tensor], deadline: Deadline) -> None:
@@ -140,15 +139,6 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             return torch.cat(parts)
         size += part.numel()
     return parts[0].as_strided((size,), (1,))
-
-
-def _prefixed(store: Store, name: str) -> Any:
-    """Return the store with the prefixes under which a server's ranks meet: of its own function,
-    and of torch's for a group and a backend.
-    """
-    for prefix in (name, f"{name}/", "cpu/"):
-        store = _c10d.PrefixStore(prefix, store)
-    return store
 
 
 async def _num_ranks(server: SGLangClient) -> int:

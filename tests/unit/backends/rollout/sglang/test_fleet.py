@@ -17,7 +17,7 @@ from ratchet.config import LoraConfig
 from ratchet.config.sglang import SGLangConfig
 from ratchet.errors import ConfigError, EngineLost
 
-HEALTH_S = 0.8
+HEALTH_S = 0.4
 API, ADMIN = "an-api-key-of-the-run", "an-admin-key-of-the-run"
 
 
@@ -231,7 +231,7 @@ async def watched(
             await asyncio.wait({watch})
 
 
-async def looked_at(stub: SGLangStub, times: int = 2) -> None:
+async def looked_at(stub: SGLangStub, times: int = 1) -> None:
     seen = len(stub.called("/health"))
     while len(stub.called("/health")) < seen + times:  # noqa: ASYNC110 - the stub tells nobody
         await asyncio.sleep(0.01)
@@ -243,7 +243,7 @@ def test_a_server_that_is_gone_is_lost(model: Path) -> None:
         async with stay.serving():
             life = go.serving()
             await life.__aenter__()
-            async with watched(model, stay, go, health_s=4.0) as watch:
+            async with watched(model, stay, go, health_s=1.2) as watch:
                 await looked_at(go)
                 assert not watch.done()
                 await life.__aexit__(None, None, None)
@@ -258,7 +258,7 @@ def test_a_server_that_does_not_answer_is_lost(model: Path, path: str) -> None:
         async with SGLangStub().serving() as stub, watched(model, stub) as watch:
             await looked_at(stub)
             stub.hung.add(path)
-            assert "hangs: it was not healthy within 0.8 s" in str(await watch)
+            assert "hangs: it was not healthy within 0.4 s" in str(await watch)
             stub.hung.clear()
             await stub.notify()
 

@@ -96,7 +96,7 @@ def test_offsets_leave_room_for_the_ranks_of_each_server() -> None:
         servers[0]._join = lambda: None  # type: ignore[method-assign]
         servers[1].refuses = "not today"
         with pytest.raises(TransferFailed, match="not today"):
-            await group.form(1)
+            await group.form(0.3)
         assert [server.asked["rank_offset"] for server in servers] == [1, 5]
         assert servers[0].asked["world_size"] == 6
 

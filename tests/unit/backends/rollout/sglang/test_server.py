@@ -170,6 +170,7 @@ def test_its_end_is_told_with_what_it_said_last(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.soak
 def test_a_killed_keeper_takes_its_server_along(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = make_server(tmp_path)
