@@ -35,6 +35,9 @@ _c10d: Final[Any] = dist
 _cuda: Final[Any] = torch.cuda
 _PATH: Final = re.compile(r"^\[[^]]*\]\s*")
 
+_CONNECT: Final = timedelta(seconds=2)
+"""For gloo to connect, at least; it takes five times as long before it gives up."""
+
 _PAIR: Final = 2
 
 
@@ -101,11 +104,19 @@ class GlooGroup:
         deadline: Deadline,
         outside: bool = False,
     ) -> None:
-        """Wait for the members; `outside` ones are of another program, and only broadcast."""
+        """Wait for the members; `outside` ones are of another program, and only broadcast.
+
+        gloo's thread calls a connection that was freed, and the process crashes, if a member
+        connects in the moment in which this end has given it up. So members wait for each other in
+        the store, and then have time to connect, whatever the deadline. Outside members cannot say
+        that they are there.
+        """
         self.name = name
         self.device = torch.device("cpu")
+        if not outside:
+            called(partial(_wait_for_members, store, name, rank, size, deadline))
         options = _c10d.ProcessGroupGloo._Options()
-        options._timeout = deadline.left
+        options._timeout = max(deadline.left, _CONNECT)
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
         self._works: list[Any] = []
         self._rank = rank
@@ -209,6 +220,12 @@ class NcclGroup:
             group.abort()
 
 
+def _wait_for_members(store: Store, name: str, rank: int, size: int, deadline: Deadline) -> None:
+    here = [f"{name}.here/{each}" for each in range(size)]
+    store.set(here[rank], "")
+    store.wait(here, deadline.left)
+
+
 def _start(
     group: Any, rank: int, is_pair: bool, data: torch.Tensor, deadline: Deadline | None
 ) -> Any:
@@ -276,4 +293,5 @@ def called(call: Callable[[], T]) -> T:
         return call()
     except RuntimeError as error:
         text = _PATH.sub("", str(error)).partition(". This")[0].splitlines()[0]
+    del call  # this frame is in the traceback, and the call may hold the group
     raise TransferFailed(text)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch import distributed
+from torch.distributed import HashStore, Store
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.groups import Deadline, GlooGroup, choose_backend
@@ -78,6 +84,55 @@ def test_a_member_that_goes_ends_the_wait_of_the_others_at_once(size: int) -> No
                 group.move(group.allocate(1000), Deadline(60.0))()
 
     in_threads(size, act)
+
+
+def threads_of_gloo() -> set[str]:
+    found = set[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if (task / "comm").read_text() == "gloo_tcp_loop\n":
+                found.add(task.name)
+    return found
+
+
+def test_a_member_that_does_not_come_is_waited_for_without_gloo() -> None:
+    """gloo crashes where one comes in the moment in which it is given up."""
+    before = threads_of_gloo()
+    with pytest.raises(TransferFailed) as given_up:
+        GlooGroup(HashStore(), "g", 1, 2, address=HOST, deadline=Deadline(0.05))
+    assert threads_of_gloo() <= before  # and the traceback would hold what there is
+    del given_up
+
+
+def test_those_who_have_come_have_time_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noted(distributed.ProcessGroupGloo):
+        def __init__(self, store: Store, rank: int, size: int, options: Any) -> None:
+            given.append(options._timeout)
+            super().__init__(store, rank, size, options)
+
+    given: list[timedelta] = []
+    monkeypatch.setattr(distributed, "ProcessGroupGloo", Noted)
+    GlooGroup(HashStore(), "g", 0, 1, address=HOST, deadline=Deadline(0.05)).close()
+    assert given == [timedelta(seconds=2)]
+
+
+def test_the_error_of_an_operation_does_not_keep_the_group_alive() -> None:
+    def act(group: GlooGroup, rank: int) -> None:
+        if rank == 0:
+            return
+        with pytest.raises(TransferFailed):
+            group.move(group.allocate(1000), Deadline(60.0))()
+        with pytest.raises(TransferFailed) as not_begun:
+            group.move(group.allocate(1000), Deadline(60.0))
+        group.close()
+        deadline = Deadline(5.0)
+        while threads_of_gloo() - before and deadline.left_s:
+            time.sleep(0.005)  # the kernel's list of threads is behind
+        assert not threads_of_gloo() - before
+        del not_begun
+
+    before = threads_of_gloo()
+    in_threads(2, act)
 
 
 @pytest.mark.parametrize(
