@@ -88,7 +88,7 @@ def test_the_engines_digest_is_the_trainers_after_each_sync(run: Finished) -> No
 def test_it_is_asynchronous(run: Finished) -> None:
     later = run.metrics[5:]
     busy = [m["trainer_busy_share"] + m["rollout_busy_share"] for m in later]
-    assert sum(busy) / len(busy) > 1.3
+    assert sum(busy) / len(busy) > 1.1  # one after the other they have 1 together
     assert sum(m["buffer/two_version_rollouts"] for m in later) > 0
 
 
