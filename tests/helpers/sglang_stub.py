@@ -303,6 +303,9 @@ class SGLangStub:
     async def _health(self, body: dict[str, Any]) -> web.Response:
         return web.Response(status=503 if self.paused else 200)
 
+    async def _ready(self, body: dict[str, Any]) -> web.Response:
+        return await self._health(body)
+
     async def _model_info(self, body: dict[str, Any]) -> web.Response:
         facts = {"weight_version": self.weight_version, "is_generation": True}
         return web.json_response(facts | {"architectures": [self.architecture]})

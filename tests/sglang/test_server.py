@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from tests.helpers.sglang_server import sglang_config
 
+from ratchet.backends.rollout.sglang.client import SGLangClient
 from ratchet.backends.rollout.sglang.fleet import open_fleet
+from ratchet.backends.rollout.sglang.temperature import next_logprobs
 from ratchet.config.sglang import SGLangConfig
 
 if TYPE_CHECKING:
@@ -53,6 +56,23 @@ def test_a_running_server_is_watched(real_server: RealServer, tmp_path: Path) ->
     run(scenario())
 
 
+def test_the_temperature_is_in_what_a_server_says(real_server: RealServer) -> None:
+    """So that the check of a start sees a server that leaves it out."""
+
+    async def scenario() -> None:
+        client = SGLangClient(real_server.url)
+        try:
+            cold, warm = await next_logprobs(client, 30)
+        finally:
+            await client.close()
+        differences = [one - cold[0] for one in cold[1:]]
+        assert max(map(abs, differences)) > 0.1
+        halves = [two - warm[0] for two in warm[1:]]
+        assert halves == pytest.approx([each / 2 for each in differences], abs=1e-4)
+
+    run(scenario())
+
+
 def test_a_launched_server_with_keys_that_loses_its_scheduler(
     real_model: Path, tmp_path: Path
 ) -> None:
@@ -60,14 +80,13 @@ def test_a_launched_server_with_keys_that_loses_its_scheduler(
 
     async def scenario() -> None:
         log = tmp_path / "log"
+        others = keepers()  # the server of the session has one
         fleet = await open_fleet(
             sglang_config(**files), model=real_model, dtype="float32", lora=None, log=log
         )
-        (keeper,) = (
-            each for each in psutil.Process().children() if "sglang.keeper" in str(each.cmdline())
-        )
-        family = keeper.children(recursive=True)
         try:
+            (keeper,) = keepers() - others
+            family = keeper.children(recursive=True)
             for each in (keeper, *family):
                 seen = str(each.cmdline()) + str(each.environ())
                 assert API not in seen
@@ -81,6 +100,12 @@ def test_a_launched_server_with_keys_that_loses_its_scheduler(
             await fleet.close()
 
     run(scenario())
+
+
+def keepers() -> set[psutil.Process]:
+    """The keepers of this process."""
+    children = psutil.Process().children()
+    return {each for each in children if "sglang.keeper" in str(each.cmdline())}
 
 
 def key_file(folder: Path, key: str) -> str:

@@ -151,13 +151,21 @@ class SGLangClient(HttpClient):
     # --- what it is
 
     async def healthy(self, *, timeout_s: float | None = None) -> bool:
-        """Return whether it serves; paused, starting and ill are all False.
+        """Return whether it generates, which an idle server tries; paused, starting and ill are all
+        False.
 
         Raises:
             ServerGone, TooLate: if it does not answer at all.
         """
+        return await self._available("/health", timeout_s)
+
+    async def ready(self, *, timeout_s: float | None = None) -> bool:
+        """Return whether it takes itself for healthy, without a try."""
+        return await self._available("/ready", timeout_s)
+
+    async def _available(self, path: str, timeout_s: float | None) -> bool:
         try:
-            await self.call("GET", "/health", timeout_s=timeout_s, repeat="always")
+            await self.call("GET", path, timeout_s=timeout_s, repeat="always")
         except CallRefused as error:
             if error.status == _UNAVAILABLE:
                 return False

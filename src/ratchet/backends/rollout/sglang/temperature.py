@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _IDS: Final = [0, 1, 2, 3]
 """Few, as a server refuses those that its model does not have."""
+_PROMPT: Final = [1, 2, 3]
+"""Not 0 alone: the embedding of a padding id is zero, and all that follows it equally likely."""
 _TEMPERATURES: Final = (1.0, 2.0)
 _LARGEST_RATIO: Final = 0.75
 """Of the differences between two log probabilities: a half at twice the temperature, one if it is
@@ -36,9 +38,9 @@ async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
         EngineLost: if it does not answer.
     """
     try:
-        if not await client.healthy(timeout_s=timeout_s):
+        if not await client.ready(timeout_s=timeout_s):
             return
-        cold, warm = await _ask(client, timeout_s)
+        cold, warm = await next_logprobs(client, timeout_s)
     except CallFailed as error:
         raise EngineLost(str(error)) from error
     low, high = cold.index(min(cold)), cold.index(max(cold))
@@ -54,10 +56,10 @@ async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
         raise ConfigError(msg)
 
 
-async def _ask(client: SGLangClient, timeout_s: float) -> list[Sequence[float]]:
-    """Return the log probabilities of `_IDS` at each of `_TEMPERATURES`."""
+async def next_logprobs(client: SGLangClient, timeout_s: float) -> list[Sequence[float]]:
+    """Return the log probabilities of some ids as a next token, at T = 1 and at T = 2."""
     body = {
-        "input_ids": [[0]] * len(_TEMPERATURES),
+        "input_ids": [_PROMPT] * len(_TEMPERATURES),
         "sampling_params": [
             {"temperature": each, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
             for each in _TEMPERATURES
