@@ -252,7 +252,7 @@ def test_a_server_that_is_gone_is_lost(model: Path) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("path", ["/health", "/model_info"])
+@pytest.mark.parametrize("path", ["/health", pytest.param("/model_info", marks=pytest.mark.soak)])
 def test_a_server_that_does_not_answer_is_lost(model: Path, path: str) -> None:
     async def scenario() -> None:
         async with SGLangStub().serving() as stub, watched(model, stub) as watch:
@@ -280,7 +280,7 @@ def test_a_server_that_is_paused_is_not_looked_at(model: Path) -> None:
             await looked_at(stub)
             stub.paused = True  # its /health is 503
             seen = len(stub.calls)
-            await asyncio.sleep(2 * HEALTH_S)  # longer than an illness may take
+            await asyncio.sleep(1.5 * HEALTH_S)  # longer than an illness may take
             assert not watch.done()
             assert len(stub.calls) <= seen + 2
             stub.paused = False

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ratchet.config.sglang import SGLangConfig
 from ratchet.errors import ConfigError, EngineLost
 
 KEYS = Keys("an-api-key-of-the-run", "an-admin-key-of-the-run")
-GONE_S = 10.0
+GONE_S = 20.0
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -85,9 +85,14 @@ def check_private(file: Path) -> None:
 
 
 def until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + GONE_S
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < until, [pid for pid in pids if psutil.pid_exists(pid)]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + GONE_S
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -189,26 +194,28 @@ def test_a_killed_keeper_takes_its_server_along(tmp_path: Path) -> None:
 _PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tests.unit.backends.rollout.sglang.test_server import make_server, serving
+from ratchet.backends.rollout.sglang.keys import Keys
+from ratchet.backends.rollout.sglang.server import SGLangServer
+from ratchet.config.sglang import SGLangConfig
 
 async def main():
-    server = make_server(Path(sys.argv[1]))
-    async with serving(server):
-        print("up", flush=True)
-        await asyncio.sleep(600)
+    folder, *command = sys.argv[1:]
+    where = {"model": Path(folder), "log": Path(folder, "log")}
+    config = SGLangConfig(command=tuple(command))
+    SGLangServer(config, dtype="float32", lora=None, keys=Keys(None, None), **where).launch()
+    await asyncio.sleep(600)
 
 asyncio.run(main())
 """
 
 
 def test_nothing_is_left_after_a_kill_of_the_worker(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _PARENT, str(tmp_path)], stdout=subprocess.PIPE
-    ) as worker:
-        assert worker.stdout is not None
+    log = tmp_path / "log"
+    argv = [sys.executable, "-c", _PARENT, str(tmp_path), *command("serve")]
+    with subprocess.Popen(argv) as worker:
         try:
-            assert worker.stdout.readline() == b"up\n"
-            said = json.loads((tmp_path / "log").read_text().splitlines()[0])
+            until(lambda: log.exists() and b"\n" in log.read_bytes())
+            said = json.loads(log.read_text().splitlines()[0])
             keeper = psutil.Process(said["pids"][0]).ppid()
         finally:
             worker.kill()

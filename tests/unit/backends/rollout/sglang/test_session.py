@@ -23,7 +23,7 @@ def run(body: Callable[[UpdateSession, list[SGLangStub]], Awaitable[None]]) -> N
     async def main() -> None:
         async with AsyncExitStack() as stack, asyncio.timeout(20):
             stubs = [await stack.enter_async_context(SGLangStub().serving()) for _ in range(2)]
-            clients = [SGLangClient(stub.url, control_timeout_s=0.5) for stub in stubs]
+            clients = [SGLangClient(stub.url, control_timeout_s=0.3) for stub in stubs]
             for client in clients:
                 stack.push_async_callback(client.close)
             await body(UpdateSession(clients), stubs)
@@ -97,7 +97,7 @@ def test_every_server_that_refuses_is_named() -> None:
 def test_a_server_that_hangs_is_not_waited_for_longer_than_the_deadline() -> None:
     async def body(session: UpdateSession, stubs: list[SGLangStub]) -> None:
         stubs[0].hung.add("/pause_generation")
-        with pytest.raises(TransferFailed, match=r"no answer within 0\.5 s") as caught:
+        with pytest.raises(TransferFailed, match=r"no answer within 0\.3 s") as caught:
             await session.pause("retract")
         assert stubs[1].url not in str(caught.value)
         assert stubs[1].paused
