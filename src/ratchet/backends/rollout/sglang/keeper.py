@@ -158,7 +158,8 @@ class Log:
 
     def __init__(self, file: io.RawIOBase, secrets: Iterable[str]) -> None:
         self._file = file
-        self._secrets = [secret.encode() for secret in secrets]
+        # the longest first: another may be a part of it
+        self._secrets = sorted((secret.encode() for secret in secrets), key=len, reverse=True)
         self._line = b""
 
     def take(self, output: IO[bytes]) -> bool:
