@@ -128,13 +128,16 @@ async def _score(
         "extra_key": f"ratchet-probe-{version}",
         **fields,
     }
-    try:
-        return await asyncio.gather(
-            *(server.generate(body, timeout_s=timeout_s) for server in servers)
-        )
-    except CallFailed as error:
-        msg = f"version {version} could not be proved: {error}"
-        raise TransferFailed(msg) from None
+    answers = await asyncio.gather(
+        *(server.generate(body, timeout_s=timeout_s) for server in servers), return_exceptions=True
+    )
+    for answer in answers:  # of all: none is left running for nobody
+        if isinstance(answer, CallFailed):
+            msg = f"version {version} could not be proved: {answer}"
+            raise TransferFailed(msg)
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 def _logprobs(answer: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ratchet.backends.rollout.sglang.probe import largest_difference, tolerance_of
-from ratchet.errors import WeightsMismatch
+from ratchet.backends.rollout.sglang.client import CallRefused
+from ratchet.backends.rollout.sglang.probe import check_probe, largest_difference, tolerance_of
+from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.types import Packed, WeightProbe
 
 IDS = [[5, 6, 7, 8], [1, 2, 3, 4]]
@@ -59,3 +61,32 @@ def test_the_tolerance_is_that_of_the_dtype_unless_it_is_configured() -> None:
     assert tolerance_of(None, "bfloat16") > tolerance_of(None, "float16") > 1e-3
     assert tolerance_of(0.01, "bfloat16") == 0.01
     assert np.isfinite(tolerance_of(None, "float64"))
+
+
+def test_no_server_is_left_scoring_when_another_has_failed() -> None:
+    class Server:
+        url = "http://server"
+
+        def __init__(self) -> None:
+            self.may_end = asyncio.Event()
+
+        async def generate(self, *_: object, **__: object) -> list[dict[str, Any]]:
+            await self.may_end.wait()
+            return answers()
+
+    class Broken(Server):
+        async def generate(self, *_: object, **__: object) -> list[dict[str, Any]]:
+            raise CallRefused("POST /generate", 500, "out of order")
+
+    async def main() -> None:
+        slow = Server()
+        servers: Any = [Broken(), slow]
+        proof = asyncio.create_task(check_probe(servers, 8, PROBE, tolerance=0.1, timeout_s=5))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not proof.done()
+        slow.may_end.set()
+        with pytest.raises(TransferFailed, match=r"version 8 could not be proved.*out of order"):
+            await proof
+
+    asyncio.run(main())
