@@ -89,7 +89,7 @@ class Generation:
         self._is_paused = False
         self._ready = asyncio.Event()
         self._calls: set[_Call] = set()
-        self._sent: set[_Call] = set()
+        self._sent: set[_Call] = set()  # without fields: answered by what the servers hold
         self._failed: dict[_Call, str] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._over: str | None = None
@@ -172,7 +172,7 @@ class Generation:
         self._settle()
 
     def refuse(self, reason: str) -> None:
-        """Fail what the servers have: some of its tokens are of weights that were refused."""
+        """Fail what the servers have and did not name: it may have tokens of refused weights."""
         self.hold()
         self._fail_calls(self._sent, reason)
 
@@ -204,7 +204,8 @@ class Generation:
         )
         call = asyncio.current_task()
         assert call is not None  # noqa: S101 - `generate` makes a task of this
-        self._sent.add(call)
+        if not serving.fields:
+            self._sent.add(call)
         answer = await self._ask(rid, body)
         self._generated_tokens += len(answer.output_ids)
         try:

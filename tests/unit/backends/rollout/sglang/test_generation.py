@@ -173,6 +173,18 @@ def test_a_refusal_takes_back_what_the_servers_have_and_keeps_what_waits() -> No
     run(scenario())
 
 
+def test_a_refusal_lets_what_names_its_adapter_go_on() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.serve(7, lora_path="adapter-7")
+            sent = w.ask(SHORT._replace(max_tokens=50))
+            await has(w, 1)
+            w.generation.refuse("version 8 was refused")
+            assert [span.version for span in (await sent).spans] == [7]
+
+    run(scenario())
+
+
 def test_each_version_has_a_prefix_cache_of_its_own_also_when_it_comes_again() -> None:
     async def scenario() -> None:
         async with world() as w:
