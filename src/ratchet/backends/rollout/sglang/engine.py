@@ -24,7 +24,7 @@ from ratchet.backends.rollout.sglang.probe import tolerance_of
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.backends.rollout.sglang.weights import RelayedWeights
 from ratchet.config.transfer import DIRECT
-from ratchet.errors import EngineLost, GenerationFailed
+from ratchet.errors import EngineLost, GenerationFailed, TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,12 +90,11 @@ class SGLangEngine:
             lora=model_config.lora,
             log=self._log or self._make_log(),
         )
-        servers = [member.client for member in fleet.members]
         self._lost = asyncio.get_running_loop().create_future()
         weights = self._make_weights(fleet.members, model, shape)
         generation = Generation(
             fleet.generation,
-            servers,
+            [member.client for member in fleet.members],
             limits=Limits.of(model.vocabulary, min(member.context for member in fleet.members)),
             end_ids=model.text.end_ids,
             timeout_s=sglang.request_timeout_s,
@@ -122,12 +121,14 @@ class SGLangEngine:
     async def close(self) -> None:
         """Fail what is in flight, and end what was launched. Idempotent."""
         self._is_closed = True
-        if self._parts is not None:
-            self._parts.watch.cancel()
-            self._parts.weights.quarantine()
-            await self._parts.generation.close()
-            await self._parts.weights.leave()
-            await self._parts.fleet.close()
+        if (parts := self._parts) is not None:
+            parts.watch.cancel()
+            parts.weights.quarantine()
+            try:  # at once: each waits for a server that hangs
+                await asyncio.gather(parts.generation.close(), parts.weights.leave())
+            finally:
+                await parts.fleet.close()
+                await asyncio.wait([parts.watch])
         if self._own_log is not None:
             self._own_log.cleanup()
 
@@ -178,9 +179,19 @@ class SGLangEngine:
         self._started.weights.expect(probe)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop all servers between two tokens."""
+        """Stop all servers between two tokens. One that cannot be stopped while the engine has no
+        version ends it: nothing else looks after a server that holds none.
+
+        Raises:
+            TransferFailed: if one of them is gone, or refuses.
+        """
         self._started.generation.pause()
-        await self._started.weights.pause(mode)
+        try:
+            await self._started.weights.pause(mode)
+        except TransferFailed as error:
+            if self.version is None:
+                self._lose(str(error))
+            raise
 
     @property
     def outside(self) -> DirectWeights | None:
@@ -215,8 +226,17 @@ class SGLangEngine:
         parts.generation.serve(version, parts.weights.fields(version))
 
     async def resume(self) -> None:
-        """Go on generating, as soon as there is a version."""
-        await self._started.weights.resume()
+        """Go on generating, as soon as there is a version. A server that does not go on ends the
+        engine, as it would stay paused.
+
+        Raises:
+            TransferFailed: if there is one.
+        """
+        try:
+            await self._started.weights.resume()
+        except TransferFailed as error:
+            self._lose(str(error))
+            raise
         self._started.generation.resume()
 
     # --- inside

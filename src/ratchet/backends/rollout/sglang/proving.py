@@ -59,6 +59,7 @@ class ProvenWeights:
         self._probe: WeightProbe | None = None
         self._verdict: asyncio.Future[bool] | None = None
         self._proved: set[PolicyVersion] = set()
+        self._is_over = False
 
     async def decided(self, version: PolicyVersion) -> bool:
         """Return whether this engine has held a version, proved; waits while it is being proved."""
@@ -73,7 +74,8 @@ class ProvenWeights:
         return {}
 
     def quarantine(self) -> None:
-        """Hold no version any more: a server died, or holds other weights than it should."""
+        """Hold no version from here on: a server died, or holds other weights than it should."""
+        self._is_over = True
         self.version = None
 
     # --- `ProbedSink`
@@ -94,6 +96,7 @@ class ProvenWeights:
         if mode == "in_place" and await self.session.overlaps():
             mode = "retract"
         self.mode = mode
+        self.session.is_open = False  # what a load that failed has left: each begins with its own
         await self.session.pause(mode)
 
     async def leave(self) -> None:
@@ -121,6 +124,9 @@ class ProvenWeights:
         try:
             await self.session.resume()
             await self._prove(version)
+            if self._is_over:
+                msg = f"the engine was lost while version {version} was proved"
+                raise TransferFailed(msg)
             self._proved.add(version)
             self.version = version
             await self._proven()

@@ -16,6 +16,7 @@ from tests.helpers.tiny_models import write_tiny_model
 from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.sglang.engine import SGLangEngine
 from ratchet.errors import EngineLost, GenerationFailed, TransferFailed
+from ratchet.types import Packed, WeightProbe
 
 SHORT = SamplingParams(max_tokens=3, temperature=1.0, seed=0)
 LONG = SHORT._replace(max_tokens=4000)
@@ -146,6 +147,77 @@ def test_a_server_that_is_gone_is_found_by_the_watch(model: Path) -> None:
             with pytest.raises(GenerationFailed, match="hangs"):
                 await task
             assert engine.version is None
+
+    run(scenario())
+
+
+def test_a_server_that_does_not_go_on_ends_the_engine(model: Path) -> None:
+    async def scenario() -> None:
+        stub = SGLangStub()
+        async with started(stub, model) as engine:
+            await engine.stamp(7)
+            await engine.pause("retract")
+            waits = ask(engine)
+            await asyncio.sleep(0)
+            stub.answers["/continue_generation"] = (500, {"message": "out of order"})
+            with pytest.raises(TransferFailed, match="out of order"):
+                await engine.resume()
+            assert engine.version is None
+            with pytest.raises(EngineLost, match="out of order"):
+                await engine.watch()
+            with pytest.raises(GenerationFailed, match="out of order"):
+                await waits
+
+    run(scenario())
+
+
+def test_a_server_that_cannot_be_paused_ends_an_engine_without_a_version(model: Path) -> None:
+    async def scenario() -> None:
+        stub = SGLangStub()
+        async with started(stub, model, control_timeout_s=0.5) as engine:
+            watch = asyncio.create_task(engine.watch())
+            await engine.stamp(7)
+            stub.answers["/pause_generation"] = (500, {"message": "out of order"})
+            with pytest.raises(TransferFailed, match="out of order"):
+                await engine.pause("retract")
+            await engine.resume()
+            assert engine.version == 7  # it goes on with what it has
+            stub.answers["/continue_generation"] = (500, {"message": "out of order"})
+            with pytest.raises(TransferFailed, match="out of order"):
+                await engine.stamp(8)
+            assert engine.version is None
+            stub.answers.clear()
+            stub.hung.add("/pause_generation")
+            with pytest.raises(TransferFailed, match="no answer"):
+                await engine.pause("retract")
+            with pytest.raises(EngineLost, match="no answer"):
+                await watch
+
+    run(scenario())
+
+
+def test_an_engine_that_is_lost_while_a_version_is_proved_does_not_get_it(model: Path) -> None:
+    async def scenario() -> None:
+        stub = SGLangStub()
+        async with started(stub, model) as engine:
+            await engine.stamp(7)
+            long = ask(engine, LONG)
+            await stub.until(lambda: len(stub.running) == 1)
+            await engine.pause("retract")
+            ids = Packed.of([5, 6, 7], "int32")
+            engine.expect(WeightProbe(3, ids, Packed.of([-1.0, -1.0], "float32")))
+            stub.hung.add("/generate")
+            stamping = asyncio.create_task(engine.stamp(8))
+            await stub.until_called("/generate", 3)  # at the start, the request, the probe
+            stub.weight_version = "default"
+            with pytest.raises(GenerationFailed, match="'default'"):
+                await long
+            stub.hung.clear()
+            await stub.notify()
+            with pytest.raises(TransferFailed, match="lost while version 8"):
+                await stamping
+            assert engine.version is None
+            assert stub.paused
 
     run(scenario())
 

@@ -267,6 +267,23 @@ def test_a_group_that_breaks_is_given_up_and_the_next_load_makes_another(
     run(body)
 
 
+def test_a_load_that_ended_between_two_buckets_leaves_no_session_to_the_next(
+    groups: list[Group],
+) -> None:
+    async def body(world: World) -> None:
+        await world.load(7)
+        await world.sink.pause("retract")
+        await world.sink.write({"half": TENSORS["half"]})
+        await world.sink.resume()  # the transfer was cut
+        for stub in world.stubs:  # and the servers were started again
+            stub.updating, stub.paused = False, False
+            stub.groups.clear()
+        await world.load(8)
+        assert world.sink.version == 8
+
+    run(body)
+
+
 def test_who_is_cancelled_in_the_proof_has_refused_it(groups: list[Group]) -> None:
     async def body(world: World) -> None:
         world.stubs[0].hung.add("/generate")
