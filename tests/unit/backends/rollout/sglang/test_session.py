@@ -17,13 +17,15 @@ from ratchet.transport.weights.base import TensorSpec
 SPECS = [TensorSpec("b", "float32", (2, 3)), TensorSpec("a", "bfloat16", (4,))]
 
 
-def run(body: Callable[[UpdateSession, list[SGLangStub]], Awaitable[None]]) -> None:
+def run(
+    body: Callable[[UpdateSession, list[SGLangStub]], Awaitable[None]], timeout_s: float = 5.0
+) -> None:
     """Run a test on a session with two servers."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack, asyncio.timeout(20):
             stubs = [await stack.enter_async_context(SGLangStub().serving()) for _ in range(2)]
-            clients = [SGLangClient(stub.url, control_timeout_s=0.3) for stub in stubs]
+            clients = [SGLangClient(stub.url, control_timeout_s=timeout_s) for stub in stubs]
             for client in clients:
                 stack.push_async_callback(client.close)
             await body(UpdateSession(clients), stubs)
@@ -97,12 +99,12 @@ def test_every_server_that_refuses_is_named() -> None:
 def test_a_server_that_hangs_is_not_waited_for_longer_than_the_deadline() -> None:
     async def body(session: UpdateSession, stubs: list[SGLangStub]) -> None:
         stubs[0].hung.add("/pause_generation")
-        with pytest.raises(TransferFailed, match=r"no answer within 0\.3 s") as caught:
+        with pytest.raises(TransferFailed, match=r"no answer within 1 s") as caught:
             await session.pause("retract")
         assert stubs[1].url not in str(caught.value)
         assert stubs[1].paused
 
-    run(body)
+    run(body, timeout_s=1.0)  # enough for the other one on a loaded machine
 
 
 def test_an_adapter_is_forgotten_however_long_its_requests_take() -> None:
@@ -117,4 +119,4 @@ def test_an_adapter_is_forgotten_however_long_its_requests_take() -> None:
         await unloading
         assert [stub.adapters for stub in stubs] == [{}, {}]
 
-    run(body)
+    run(body, timeout_s=0.3)  # of each try
