@@ -70,9 +70,11 @@ class SGLangConfig(Section):
     start_timeout_s: PositiveFloat = 600.0
     """A launched server that takes longer to respond is a failed start."""
     request_timeout_s: PositiveFloat = 600.0
-    """A generation that takes longer fails; waiting for weights does not count."""
+    """A generation that takes longer, pauses of the servers included, fails; waiting here for a
+    version does not count.
+    """
     control_timeout_s: PositiveFloat = 60.0
-    """A call of control that takes longer fails."""
+    """A call of control that takes longer fails, and a bucket of weights."""
     health_s: PositiveFloat = 20.0
     """A server that should generate, and is not healthy within so long, is lost; it is looked at
     every quarter of that. The end of a launched server is heard of at once.
