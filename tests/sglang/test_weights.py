@@ -216,7 +216,7 @@ def test_an_unknown_parameter_is_ours_to_refuse_as_the_server_says_nothing(
                 await load(engine, 1, model_of(1), spoil=lambda t: t.update(bogus=torch.ones(4)))
             await load(engine, 2, model_of(2))
         client = SGLangClient(real_server.url)
-        group, session = ServerGroup([client], "127.0.0.1"), UpdateSession([client])
+        group, session = ServerGroup([client], [1], "127.0.0.1"), UpdateSession([client])
         await group.form(30)
         await session.pause("retract")
         await session.begin()
@@ -255,7 +255,7 @@ def test_an_engine_takes_over_from_one_that_ended_in_the_middle_of_a_load(
 def test_a_group_that_this_end_leaves_unblocks_the_server(real_server: RealServer) -> None:
     async def body() -> None:
         client = SGLangClient(real_server.url)
-        group, session = ServerGroup([client], "127.0.0.1"), UpdateSession([client])
+        group, session = ServerGroup([client], [1], "127.0.0.1"), UpdateSession([client])
         await group.form(30)
         await session.pause("retract")
         await session.begin()

@@ -227,10 +227,7 @@ class SGLangEngine:
 
     async def resume(self) -> None:
         """Go on generating, as soon as there is a version. A server that does not go on ends the
-        engine, as it would stay paused.
-
-        Raises:
-            TransferFailed: if there is one.
+        engine, as it would stay paused, and is a `TransferFailed`.
         """
         try:
             await self._started.weights.resume()
@@ -252,6 +249,7 @@ class SGLangEngine:
         self, members: Sequence[Member], model: ServedModel, shape: AdapterShape | None
     ) -> ProvenWeights:
         servers = [member.client for member in members]
+        sizes = [member.tp for member in members]
         sglang = self._config.rollout.sglang
         tolerance = tolerance_of(sglang.probe_tolerance, self._config.model.dtype)
         if shape is not None:
@@ -265,7 +263,7 @@ class SGLangEngine:
         if self._config.effective_weights.transport == DIRECT:
             return DirectWeights(
                 servers,
-                [member.tp for member in members],
+                sizes,
                 model.specs,
                 hold=lambda: self._started.generation.hold(),
                 lost=self._lose,
@@ -274,6 +272,7 @@ class SGLangEngine:
             )
         return RelayedWeights(
             servers,
+            sizes,
             model.specs,
             host=self._config.runtime.host,
             tolerance=tolerance,

@@ -40,15 +40,17 @@ _LEAVE_S: Final = 5.0
 class ServerGroup:
     """One group, until a member is lost: then it is closed, and another one made."""
 
-    def __init__(self, servers: Sequence[SGLangClient], host: str) -> None:
+    def __init__(self, servers: Sequence[SGLangClient], sizes: Sequence[int], host: str) -> None:
         """Serve the store.
 
         Args:
             servers: that join.
+            sizes: how many tensor-parallel ranks each has.
             host: address of this machine that they reach.
         """
         self.name = f"ratchet-{uuid.uuid4().hex[:12]}"
         self._servers = tuple(servers)
+        self._sizes = tuple(sizes)
         self._store, self._host, self._port = serve_store(host)
         self._worker = Worker("ratchet-sglang-group")
         self._group: Any = None
@@ -57,11 +59,10 @@ class ServerGroup:
         """Meet all ranks.
 
         Raises:
-            TransferFailed: if a server does not come, or has ranks that cannot join.
+            TransferFailed: if a server does not come.
         """
-        tps = await asyncio.gather(*(_num_ranks(server) for server in self._servers))
-        size = 1 + sum(tps)
-        offsets = [1 + sum(tps[:index]) for index in range(len(tps))]
+        size = 1 + sum(self._sizes)
+        offsets = [1 + sum(self._sizes[:index]) for index in range(len(self._sizes))]
         deadline = Deadline(timeout_s)
         joined = [
             server.init_group(
@@ -139,26 +140,6 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             return torch.cat(parts)
         size += part.numel()
     return parts[0].as_strided((size,), (1,))
-
-
-async def _num_ranks(server: SGLangClient) -> int:
-    """Return how many ranks a server brings.
-
-    Raises:
-        TransferFailed: if it is gone, or has ranks that no group of its own protocol reaches.
-    """
-    try:
-        info = await server.server_info()
-    except CallFailed as error:
-        raise TransferFailed(str(error)) from None
-    for name in ("dp_size", "pp_size"):
-        if info.get(name, 1) != 1:
-            msg = (
-                f"{server.url} runs with {name} = {info[name]}: SGLang takes weights from a process"
-                " group by tensor-parallel ranks alone; start a server for each replica"
-            )
-            raise TransferFailed(msg)
-    return int(info["tp_size"])
 
 
 async def _all_or_first_error(*waits: Any) -> None:

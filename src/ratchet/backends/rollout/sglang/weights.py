@@ -36,6 +36,7 @@ class RelayedWeights(ProvenWeights):
     def __init__(
         self,
         servers: Sequence[SGLangClient],
+        sizes: Sequence[int],
         specs: Sequence[TensorSpec],
         *,
         host: str,
@@ -46,6 +47,7 @@ class RelayedWeights(ProvenWeights):
 
         Args:
             servers: of one engine.
+            sizes: how many tensor-parallel ranks each has.
             specs: of the model: a server ignores what it does not know, so this is what a transfer
                 is checked against.
             host: address of this machine that the servers reach.
@@ -53,6 +55,7 @@ class RelayedWeights(ProvenWeights):
             timeout_s: of each wait for the servers.
         """
         super().__init__(servers, specs, tolerance=tolerance, timeout_s=timeout_s)
+        self._sizes = tuple(sizes)
         self._host = host
         self._travels = {spec.name: spec for spec in specs if spec.alias_of is None}
         self._group: ServerGroup | None = None
@@ -106,7 +109,7 @@ class RelayedWeights(ProvenWeights):
             except TransferFailed:  # a server was started again, and knows nothing of the group
                 await self.leave()
         if self._group is None:
-            self._group = ServerGroup(self.session.servers, self._host)
+            self._group = ServerGroup(self.session.servers, self._sizes, self._host)
             await self._group.form(self.timeout_s)
             self.session.is_open = True
             await self._send(first)

@@ -33,7 +33,7 @@ class Group:
 
     made: list[Group] = []
 
-    def __init__(self, servers: Sequence[SGLangClient], host: str) -> None:
+    def __init__(self, servers: Sequence[SGLangClient], sizes: Sequence[int], host: str) -> None:
         self.name = f"group-{len(self.made)}"
         self.servers = servers
         self.sent: list[list[torch.Tensor]] = []
@@ -98,7 +98,9 @@ def run(body: Callable[[World], Awaitable[None]]) -> None:
             clients = [SGLangClient(stub.url) for stub in stubs]
             for client in clients:
                 stack.push_async_callback(client.close)
-            sink = RelayedWeights(clients, SPECS, host="127.0.0.1", tolerance=0.1, timeout_s=5.0)
+            sink = RelayedWeights(
+                clients, [1, 1], SPECS, host="127.0.0.1", tolerance=0.1, timeout_s=5.0
+            )
             assert isinstance(sink, ProbedSink)
             assert sink.specs() == SPECS
             await body(World(sink, stubs))
