@@ -80,14 +80,16 @@ def _keep(task: Task) -> dict[str, int | str]:
         with Path(task["log"]).open("ab", buffering=0) as file:
             environment = _environment(file)
             server = _start(argv, {**environment, "TMPDIR": str(folder)})
-            _wait(server, Log(file, task["config"].values()))
+            try:
+                _wait(server, Log(file, task["config"].values()))
+                # not reaped yet: as long as there is a zombie, nobody else has the number of its
+                # group
+                ended = os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            finally:
+                end_all(server.pid)
+            return {"code": -signal.SIGKILL if ended is None else _code(ended)}
     except OSError as error:
         return {"error": str(error)}
-    else:
-        # not reaped yet: as long as there is a zombie, nobody else has the number of its group
-        ended = os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        end_all(server.pid)
-        return {"code": -signal.SIGKILL if ended is None else _code(ended)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
