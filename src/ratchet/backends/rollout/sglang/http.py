@@ -30,6 +30,8 @@ _KEEPALIVE_S: Final = 2.0
 a request is just being written to."""
 TEXT_LIMIT: Final = 500
 """Characters of an answer that go into an error."""
+_LARGEST_BYTES: Final = 2**28
+"""Of an answer; a token with its log probability takes some 40."""
 
 
 class CallFailed(RatchetError):  # noqa: N818
@@ -166,7 +168,7 @@ class HttpClient:
             async with self._open().request(
                 method, f"{self.url}{path}", data=data, headers=headers, allow_redirects=False
             ) as response:
-                text = await response.read()
+                text = await _body(response, where)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error}"
             raise ServerGone(msg, sent=False) from error
@@ -188,3 +190,15 @@ class HttpClient:
                 trust_env=False,  # a proxy of the environment is not between us and our servers
             )
         return self._session
+
+
+async def _body(response: aiohttp.ClientResponse, where: str) -> bytes:
+    """Return the body, if it is no larger than any that a server has to send."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > _LARGEST_BYTES:
+            msg = f"the answer is longer than {_LARGEST_BYTES} bytes"
+            raise CallRefused(where, response.status, msg)
+    return b"".join(pieces)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.helpers.sglang_stub import SGLangStub
 
+from ratchet.backends.rollout.sglang import http
 from ratchet.backends.rollout.sglang.answers import decode_answer
 from ratchet.backends.rollout.sglang.client import (
     CallRefused,
@@ -239,6 +240,20 @@ def test_an_answer_of_another_shape_is_a_refusal() -> None:
         async with connected(stub) as client:
             with pytest.raises(CallRefused, match="not the answer"):
                 await client.generate(BODY, timeout_s=5, decode=decode_answer)
+
+    run(scenario())
+
+
+def test_an_answer_that_is_larger_than_any_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with connected(stub := SGLangStub()) as client:
+            stub.answers["/model_info"] = (200, {"text": "x" * 2000})
+            assert len((await client.model_info())["text"]) == 2000
+            monkeypatch.setattr(http, "_LARGEST_BYTES", 1000)
+            with pytest.raises(CallRefused, match="longer than 1000 bytes"):
+                await client.model_info()
 
     run(scenario())
 
