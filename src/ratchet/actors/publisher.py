@@ -121,15 +121,15 @@ class Publisher:
     ) -> None:
         """Publish under this term, and know every version so far.
 
-        What follows descends from `base`, the version of a checkpoint; by default from the base
-        model, if an earlier trainer has published that. Tokens of the earlier trainer are then as
-        stale as the steps back to there and on, and never of a tree of their own.
+        What follows descends from `base`, the version of a checkpoint; by default from the last
+        number of the base model, if there is one (the answers with those before it were lost).
+        Tokens of an earlier trainer are then as stale as the steps back to there and on.
         """
         known = tuple(versions)
         self.term = term
         self.lineage = Lineage(known)
         if base is None:
-            base = min((r.version for r in known if r.parent is None), default=None)
+            base = max((r.version for r in known if r.parent is None), default=None)
         self._base = base
 
     @property

@@ -211,6 +211,9 @@ class TrainerActor(RoleActor[_Inbox]):
             case RoleRegistered():
                 for role in message.roles:
                     self._joined(role)
+                    # one that a new registry knew before us: no `RoleJoined` of it follows
+                    if self._registered.is_set() and role.kind == "rollout":
+                        self.actor_ref.tell(SyncEngine(role))
                 self._registered.set()
             case RoleJoined():
                 self.learn(message.role)

@@ -240,6 +240,19 @@ def test_it_goes_on_from_the_versions_of_earlier_terms() -> None:
     scenario(body)
 
 
+def test_it_descends_from_the_base_model_whose_number_was_heard() -> None:
+    async def body(world: World) -> None:
+        lost = VersionRecord(0, 1, 0, None, "burnt")  # the answer to its reservation, that is
+        records = (lost, VersionRecord(1, 1, 0, None, "live"), VersionRecord(2, 1, 1, 1, "live"))
+        world.publisher.begin(TERM, records)
+        world.next = 3
+        await world.publish(0)
+        assert world.of("reserve") == [(3, 0, 1)]
+        assert world.publisher.lineage.staleness(2, world.publisher.position) == 1
+
+    scenario(body)
+
+
 def test_nothing_loaded_is_burnt_and_the_next_version_descends_from_it() -> None:
     async def body(world: World) -> None:
         await world.publish(0)

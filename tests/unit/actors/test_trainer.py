@@ -704,6 +704,20 @@ def test_an_engine_that_joins_late_catches_up_and_disturbs_nobody() -> None:
     scenario(body)
 
 
+def test_an_engine_that_a_new_registry_knew_before_the_trainer_is_not_forgotten() -> None:
+    async def body(world: World) -> None:
+        await world.until_request(1)
+        again = RoleInfo("rollout", "rollout-0", "its next life")
+        world.rollouts = (again, E1)
+        await world.tell(Down("registry", "the process of registry has ended"))
+        await asyncio.sleep(2 * SEND_S + 1)
+        loads = [e[1:] for e in world.of("load")]
+        assert loads == [("rollout-0", 0), ("rollout-0", 0), ("rollout-1", 0)]
+        assert len(world.of("commit")) == 1
+
+    scenario(body)
+
+
 def test_an_engine_that_joins_while_a_number_is_reserved_is_not_forgotten() -> None:
     async def body(world: World) -> None:
         registry = world.registry.answer
