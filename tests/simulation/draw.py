@@ -60,12 +60,30 @@ class Plan:
             if not name.startswith("rollout") and seconds > self.links.limits.dead_s / 2
             if not (self.has_standby and name in {TRAINER, STANDBY})
         }
-        return tuple(
+        fatal = tuple(
             fault
             for fault in self.faults
             if isinstance(fault, f.Crash | f.BadDisk)
             or (isinstance(fault, f.Freeze | f.Silence) and fault.name in given_up)
         )
+        return fatal + self._beyond_the_standby
+
+    @property
+    def _beyond_the_standby(self) -> tuple[f.Fault, ...]:
+        """What keeps the trainer away that has taken over already: there is one standby."""
+        if not self.has_standby:
+            return ()
+        gone = [
+            fault
+            for fault in self.faults
+            if isinstance(fault, f.LoseNode)
+            or (
+                isinstance(fault, f.Freeze | f.Silence)
+                and fault.name == TRAINER
+                and fault.for_s > self.links.limits.dead_s / 2
+            )
+        ]
+        return tuple(fault for fault in gone[1:] if not isinstance(fault, f.LoseNode))
 
     @property
     def unheard_s(self) -> float:

@@ -87,18 +87,17 @@ class WorldCheckpoints:
         self._checkpoints.abandon(version)
 
 
-def surviving(world: World) -> list[tuple[int, int]]:
-    """Return (group, attempt) of all that is in the weights of the leader, step by step."""
+def surviving(world: World) -> list[list[tuple[int, int]]]:
+    """Return (group, attempt) of all that is in the weights of the leader, by step."""
     by_term = {trainer.actor._publisher.term: trainer for trainer in world.trainers}
     trainer: Trainer | None = world.leader
     last: int | None = None
-    found: list[tuple[int, int]] = []
+    found: list[list[tuple[int, int]]] = []
     while trainer is not None:
         start = trainer.start
         first = 0 if start is None else start.step
         num_steps = None if last is None else last - first
-        taken = trainer.backend.steps[:num_steps]
-        found = [key for step in taken for key in step] + found
+        found = trainer.backend.steps[:num_steps] + found
         if start is None:
             break
         trainer, last = by_term[trainer.parent], start.step
@@ -107,12 +106,14 @@ def surviving(world: World) -> list[tuple[int, int]]:
 
 def check(world: World) -> Iterator[str]:
     """Say what is wrong with what the surviving weights were trained on."""
-    trained = surviving(world)
+    steps = surviving(world)
+    trained = [key for step in steps for key in step]
     twice = [group for group, count in Counter(g for g, _ in trained).items() if count > 1]
     if twice:
         yield f"the weights have been trained on groups {twice} more than once"
     told = {row.group_id: row.attempt for row in world.ledger.groups("trained", "committed")}
-    last = {key for step in world.leader.backend.steps[-1:] for key in step}  # not told yet
+    # not told yet, perhaps; of the whole line: who begins at the last step has none of its own
+    last = {key for step in steps[-1:] for key in step}
     missing = {key for key in set(trained) - last if told.get(key[0]) != key[1]}
     if missing:
         yield f"in the weights, and not in the ledger: {missing}"

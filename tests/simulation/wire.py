@@ -224,6 +224,12 @@ class SimulatedWire:
         """Hold back what is sent from now on: sent again and again until the path is whole."""
         self._held_until[sender, receiver] = self.loop.now + seconds
 
+    def heal(self, name: str) -> None:
+        """Make the paths of a process whole for what is sent from now on."""
+        for path in self._held_until:
+            if name in path:
+                self._held_until[path] = self.loop.now
+
     def held_s(self, sender: str, receiver: str) -> float:
         """For how long what is sent is still held back."""
         return self._held_until.get((sender, receiver), 0.0) - self.loop.now

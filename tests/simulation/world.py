@@ -453,7 +453,13 @@ class World:
             self._launch_trainer()
         if self._has_standby:
             suspect_s = self.network.limits.suspect_s
-            self.standby = Standby(self._start, return_s=suspect_s, take_over=self._launch_trainer)
+            self.standby = Standby(self._start, return_s=suspect_s, take_over=self._take_over)
+
+    def _take_over(self) -> Launcher:
+        # on another machine, which is not cut off; a wire knows its ends by name, so the old one's
+        # comes back as well
+        self.network.wire.heal(TRAINER)
+        return self._launch_trainer()
 
     def _launch_trainer(self) -> Launcher:
         launcher = Launcher(
