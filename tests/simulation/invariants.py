@@ -471,6 +471,8 @@ class Watch:
         missing = {key for key in newest - last if told.get(key[0]) != key[1]}
         self._expect(not missing, "I3", f"trained, and the ledger does not know: {missing}")
         if self._world.checkpoints is not None:
+            robbed = [trainer.name for trainer in self._world.trainers if trainer.robbed]
+            self._expect(not robbed, "I10", f"no checkpoint is there for {robbed}")
             for problem in trainers.check(self._world):
                 self._expect(False, "I3", problem)
 

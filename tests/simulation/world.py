@@ -344,6 +344,8 @@ class Trainer:
     """the checkpoint that it goes on from"""
     parent: int = 0
     """the term that made that"""
+    robbed: bool = False
+    """the one before had finished a checkpoint, and there was none"""
 
     @property
     def incarnation(self) -> str:
@@ -507,6 +509,8 @@ class World:
     def start_trainer(self, name: str) -> Trainer:
         """Start a trainer; an older one of that name can no longer be reached, and lives on."""
         start = None if self.checkpoints is None else self.checkpoints.start()
+        last = self.trainers[-1].actor if self.trainers else None
+        robbed = start is None and last is not None and last._checkpointing.newest is not None
         for older in self.trainers:
             older.killed |= older.end.reason == KILLED
         step_s = self.delays.step_s
@@ -547,6 +551,7 @@ class World:
         trainer = Trainer(
             name, host, backend, output, end, ref, SeenTrainer.last, self.network.loop.now
         )
+        trainer.robbed = robbed
         if self.checkpoints is not None and start is not None:
             trainer.start, trainer.parent = start, self.checkpoints.wrote(start)
         self.trainers.append(trainer)
