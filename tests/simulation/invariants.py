@@ -2,8 +2,9 @@
 
 `Watch` looks at each delivered message (I1 versions only forward, I5 capacity, I6 asks end, credits
 are not lost) and at the end of the run (I2 staleness, I3 conservation, I4 stamps, I7 the run ends
-well, I8 nothing that is not finite is published). It shares no code with what it checks: staleness
-is computed from the table of versions, places from the ledger, tokens from the weights sent.
+well, I8 nothing that is not finite is published, I10 a checkpoint that was whole is there). It
+shares no code with what it checks: staleness is computed from the table of versions, places from
+the ledger, tokens from the weights sent.
 """
 
 from __future__ import annotations
