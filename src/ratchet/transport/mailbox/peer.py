@@ -77,6 +77,8 @@ class Peer:
         """until when it is not asked again whether this node was replaced"""
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
+        self._earlier: deque[str] = deque(maxlen=_MAX_RETIRED)
+        """incarnations that had a session with this life of ours, before the present one"""
         self._gathering = False
         self._gathered_bytes = 0
         self._written_at = -1.0
@@ -240,7 +242,8 @@ class Peer:
         """Begin anew with a process that was replaced here. It may remember the session that it had
         before, so it has to dial once more, and finds another one.
         """
-        self._retired.remove(incarnation)
+        if incarnation in self._retired:
+            self._retired.remove(incarnation)
         self._give_up(ActorDead(f"{self.name} has been replaced"), life=self._new_life())
 
     def take(self, connection: Connection) -> bool:
@@ -249,7 +252,7 @@ class Peer:
         # a newer process may have come during the hello
         if hello is None or not self.admits(hello.incarnation) or not self._prefers(connection):
             return False
-        if hello.incarnation in self._retired:
+        if hello.incarnation in self._retired or hello.incarnation in self._earlier:
             self._readmit(hello.incarnation)
             return False
         previous_life = self.incarnation
@@ -259,6 +262,8 @@ class Peer:
         previous, self._connection = self._connection, None
         if self.session.knows_other(connection.handshake.peer_life):
             same = self.incarnation == hello.incarnation
+            if previous_life is not None and not same:
+                self._earlier.append(previous_life)
             text = f"{self.name} gave this node up" if same else f"{self.name} has restarted"
             self._give_up(ActorDead(text), life=self.session.life)
         if previous is not None:
@@ -347,6 +352,8 @@ class Peer:
         self._give_up(error, life=self._new_life())
 
     def _give_up(self, error: RatchetError, *, life: str) -> None:
+        if life != self.session.life:
+            self._earlier.clear()
         lost = self.session.end(life)
         self._cut_at = None
         self.silent_s = 0.0

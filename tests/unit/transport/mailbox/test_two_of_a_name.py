@@ -66,6 +66,30 @@ def test_the_registry_brings_back_who_came_first_here() -> None:
     virtual(play)
 
 
+def test_who_was_the_newest_before_finds_another_session_than_it_had() -> None:
+    # the registry has told of both, dies, and in its next life b/2 registers last
+    async def play(town: Town) -> None:
+        book = AddressBook()
+        book.learn("b", "", "b/2")
+        a = await town.start("a", is_newest=book.is_newest)
+        first = await town.start("b")
+        first.node.ref("a").tell(note(1))
+        await a.inbox.has(1)
+        assert isinstance(town.wire, MemoryWire)
+        town.wire.accepts.pop(first.node.address)
+        book.learn("b", "", "b/3")
+        second = await town.start("b")
+        second.node.ref("a").tell(note(2))
+        await a.inbox.has(2)
+        book.learn("b", "", "b/2")  # before the first dials again, and would be refused
+        first.node.ref("a").tell(note(3))
+        a.inbox.answer = lambda message: VersionBurnt(message.version)
+        await comes_back(first)
+        await refused(second)
+
+    virtual(play)
+
+
 def test_one_that_is_not_announced_yet_is_not_shut_out_by_the_one_that_is() -> None:
     async def play(town: Town) -> None:
         book = AddressBook()
