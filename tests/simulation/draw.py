@@ -18,6 +18,7 @@ from tests.simulation import faults as f
 from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
 from tests.simulation.batch_marks import draw_batch_filter
+from tests.simulation.dense_draws import draw_dense
 from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.standby import STANDBY
 from tests.simulation.trainer_draws import draw_payloads, draw_trainers
@@ -161,6 +162,7 @@ def draw(seed: int) -> Plan:
         section = getattr(config, name).model_copy(update=fields)
         config = config.model_copy(update={name: section})
     drawn += trainers.faults
+    drawn += draw_dense(seed, names, horizon, count)
     drawn += weight_faults.draw_faults(seed, names, horizon, weights.timeout_s, weights.verify)
     return Plan(
         seed=seed,
