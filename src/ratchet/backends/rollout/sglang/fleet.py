@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
 from ratchet.backends.rollout.sglang.checks import check_server
 from ratchet.backends.rollout.sglang.client import (
     CallFailed,
@@ -162,7 +164,7 @@ async def open_fleet(
         urls: Sequence[str] = config.servers
         router = None if config.router is None else connect(config.router)
         if router is not None and not urls:
-            urls = await _behind(router, config.start_timeout_s)
+            urls = _checked(config, await _behind(router, config.start_timeout_s))
         if not urls:
             launched = SGLangServer(config, model=model, dtype=dtype, lora=lora, keys=keys, log=log)
             launched.launch()
@@ -196,13 +198,27 @@ async def _behind(router: SGLangClient, timeout_s: float) -> list[str]:
         async with asyncio.timeout(timeout_s):
             while True:
                 if urls := await _listed(router, timeout_s):
-                    return [url.rstrip("/") for url in urls]
+                    return urls
                 await asyncio.sleep(_AGAIN_S)
     except TimeoutError:
         msg = (
             f"rollout.sglang.router = {router.url!r} had no servers within {timeout_s:g} s"
             " (rollout.sglang.start_timeout_s); start it with --worker-urls, or name them in"
             " rollout.sglang.servers"
+        )
+        raise ConfigError(msg) from None
+
+
+def _checked(config: SGLangConfig, urls: Sequence[str]) -> Sequence[str]:
+    """Return the servers that a router names, if they could stand in rollout.sglang.servers: keys
+    go to them just the same.
+    """
+    try:
+        return SGLangConfig(**{**config.model_dump(), "servers": tuple(urls)}).servers
+    except ValidationError as error:
+        msg = (
+            f"rollout.sglang.router = {config.router!r} names servers that are not used:"
+            f" {error.errors()[0]['msg']}; or name rollout.sglang.servers"
         )
         raise ConfigError(msg) from None
 

@@ -29,12 +29,6 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
-    return tmp_path
-
-
 @asynccontextmanager
 async def opened(
     model: Path, *servers: SGLangStub, lora: LoraConfig | None = None, **fields: Any
@@ -70,46 +64,6 @@ def test_a_server_is_attached_to(model: Path) -> None:
             assert fleet.generation is member.client
             await member.client.pause("retract")
         assert stub.paused  # what is somebody else's is left as it is
-
-    run(scenario())
-
-
-def test_servers_are_found_behind_a_router(model: Path) -> None:
-    async def scenario() -> None:
-        stubs = SGLangStub(), SGLangStub(), SGLangStub()
-        async with stubs[0].serving() as router, stubs[1].serving() as a, stubs[2].serving() as b:
-            router.behind = [a.url, f"{b.url}/"]
-            async with opened(model, router=router.url) as fleet:
-                assert [member.client.url for member in fleet.members] == [a.url, b.url]
-                assert fleet.generation.url == router.url
-            router.behind = []
-            with pytest.raises(ConfigError, match=r"had no servers within 0\.1 s .*--worker-urls"):
-                async with opened(model, router=router.url, start_timeout_s=0.1):
-                    pass
-            router.answers["/workers"] = (404, {})  # an older one
-            with pytest.raises(ConfigError, match="does not tell its servers"):
-                async with opened(model, router=router.url):
-                    pass
-            router.answers["/list_workers"] = (200, {"urls": [a.url]})
-            async with opened(model, router=router.url) as fleet:
-                assert [member.client.url for member in fleet.members] == [a.url]
-
-    run(scenario())
-
-
-def test_a_router_that_has_just_started_is_waited_for(model: Path) -> None:
-    async def scenario() -> None:
-        router, server = SGLangStub(), SGLangStub()
-        async with router.serving(), server.serving():
-
-            async def register() -> None:
-                await router.until_called("/workers")
-                router.behind = [server.url]
-
-            registers = asyncio.create_task(register())
-            async with opened(model, router=router.url) as fleet:
-                assert [member.client.url for member in fleet.members] == [server.url]
-            await registers
 
     run(scenario())
 
