@@ -1,8 +1,9 @@
 """One launched SGLang server: its command line, its ports, its process.
 
 Consumes `[rollout.sglang]`, a model directory and keys; produces a server that listens on loopback,
-and its end. Waits for the server to respond, up to a deadline, and for its end; either is told by
-the kernel, through the pipe that its keeper (`sglang.keeper`) holds.
+and its end. Waits for the server to respond, and for the end of one that was told to stop, each up
+to a deadline, and for its own end; that is told by the kernel, through the pipe that its keeper
+(`sglang.keeper`) holds.
 
 Ports are bound here before the server is started, and stay bound as long as it lives: the kernel
 gives a bound port to nobody who asks for any, while SGLang, which sets SO_REUSEADDR as everybody
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +39,11 @@ _USAGE: Final = 2
 _LOOK_S: Final = 0.5
 _LOOK_TIMEOUT_S: Final = 30.0
 """Of one look at a server that starts: /health makes a token, the first one slowly."""
+_STOP_S: Final = 5.0
+_KILL_S: Final = 0.5
+"""Seconds of a keeper to end its server, and to die itself: less than `runtime.role.STOP_S`, after
+which the process of the worker leaves.
+"""
 _TAIL_BYTES: Final = 16384
 _TAIL_LINES: Final = 20
 _TAIL_WIDTH: Final = 300
@@ -163,7 +170,11 @@ class SGLangServer:
         return f"the SGLang server {_how_it_went(words)}{self._last_lines()}"
 
     async def stop(self) -> None:
-        """Kill the server and all that it has started, and wait for their end. Idempotent."""
+        """Kill the server and all that it has started, and wait for their end. Idempotent.
+
+        A keeper that does not manage within `_STOP_S` is killed, and the kernel kills its server
+        with it; one that hangs in the kernel is left to init.
+        """
         if self._life is not None:
             await self._life.stop()
         for port in self._ports:
@@ -223,7 +234,10 @@ class _Life:
 
     async def stop(self) -> None:
         self._input.close()
-        await asyncio.shield(self.gone)
+        await asyncio.wait({self.gone}, timeout=_STOP_S)
+        if not self.gone.done():  # so it is not reaped, and nobody else has its number
+            os.killpg(self._keeper.pid, signal.SIGKILL)
+            await asyncio.wait({self.gone}, timeout=_KILL_S)
 
     def _read(self) -> None:
         data = self._output.read(4096)

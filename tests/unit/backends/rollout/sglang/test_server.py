@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -19,12 +20,14 @@ import psutil
 import pytest
 from tests.helpers import fake_sglang
 
+from ratchet.backends.rollout.sglang import server as server_module
 from ratchet.backends.rollout.sglang.client import SGLangClient
 from ratchet.backends.rollout.sglang.keys import Keys
 from ratchet.backends.rollout.sglang.server import SGLangServer, server_arguments
 from ratchet.config import LoraConfig
 from ratchet.config.sglang import SGLangConfig
 from ratchet.errors import ConfigError, EngineLost
+from ratchet.runtime.role import STOP_S
 
 KEYS = Keys("an-api-key-of-the-run", "an-admin-key-of-the-run")
 GONE_S = 20.0
@@ -189,6 +192,36 @@ def test_a_killed_keeper_takes_its_server_along(tmp_path: Path) -> None:
             shutil.rmtree(said["folder"])  # nobody is left to remove it
 
     run(scenario())
+
+
+def test_a_keeper_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_STOP_S", 0.2)
+    monkeypatch.setattr(server_module, "_KILL_S", GONE_S)
+
+    async def scenario() -> None:
+        server = make_server(tmp_path)
+        async with serving(server) as said:
+            keeper = psutil.Process(said["pids"][0]).parent()
+            assert keeper is not None
+            keeper.suspend()
+            try:
+                async with asyncio.timeout(GONE_S):
+                    await server.stop()
+            finally:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    keeper.resume()
+            assert "was lost with its keeper" in await server.ended()
+            await asyncio.to_thread(until_gone, said["pids"][:1])
+            os.kill(said["pids"][1], signal.SIGKILL)  # its own session, and nobody's child now
+            shutil.rmtree(said["folder"])
+
+    run(scenario())
+
+
+def test_a_stop_takes_no_longer_than_a_role_has() -> None:
+    assert server_module._STOP_S + server_module._KILL_S < STOP_S
 
 
 _PARENT = """
