@@ -50,7 +50,18 @@ def check_server(
     ):
         if problem is not None:
             raise ConfigError(f"the SGLang server at {url} {problem}")
-    return facts["tp_size"], facts["max_req_input_len"] + _KEPT_TOKENS
+    return _count(url, facts, "tp_size"), _count(url, facts, "max_req_input_len") + _KEPT_TOKENS
+
+
+def _count(url: str, facts: Mapping[str, Any], name: str) -> int:
+    value = facts.get(name)
+    if isinstance(value, int):
+        return value
+    msg = (
+        f"the SGLang server at {url} says {name} = {value!r} in /server_info, where a number is"
+        " needed; is something in front of it, or is it a version that is not known yet?"
+    )
+    raise ConfigError(msg)
 
 
 def _version_problem(version: str) -> str | None:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pydantic import ValidationError
-
+from ratchet.backends.rollout.sglang.attach import servers_behind, until_there
 from ratchet.backends.rollout.sglang.checks import check_server
 from ratchet.backends.rollout.sglang.client import (
     CallFailed,
@@ -123,7 +122,9 @@ class Fleet:
             return f"is gone: {error}"
         except CallRefused as error:
             return f"is ill: {error}"
-        version = info.get("weight_version")
+        if not isinstance(info, dict) or "weight_version" not in info:
+            return "does not say in /model_info which weights it holds (weight_version)"
+        version = info["weight_version"]
         if version != expected:
             return (
                 f"says that it holds weights {version!r}, and it was given {expected!r}: was it"
@@ -164,7 +165,7 @@ async def open_fleet(
         urls: Sequence[str] = config.servers
         router = None if config.router is None else connect(config.router)
         if router is not None and not urls:
-            urls = _checked(config, await _behind(router, config.start_timeout_s))
+            urls = await servers_behind(router, config)
         if not urls:
             launched = SGLangServer(config, model=model, dtype=dtype, lora=lora, keys=keys, log=log)
             launched.launch()
@@ -173,7 +174,7 @@ async def open_fleet(
         if launched is not None:
             await launched.ready(servers[0], config.start_timeout_s)
         else:
-            await _until_there(servers, config.start_timeout_s)
+            await until_there(servers, config.start_timeout_s)
         infos = [await _facts(client) for client in servers]
         members = [
             Member(
@@ -190,78 +191,6 @@ async def open_fleet(
         if launched is not None:
             await launched.stop()
         raise
-
-
-async def _behind(router: SGLangClient, timeout_s: float) -> list[str]:
-    """Return the servers that a router knows; one that has just started knows none for a while."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                if urls := await _listed(router, timeout_s):
-                    return urls
-                await asyncio.sleep(_AGAIN_S)
-    except TimeoutError:
-        msg = (
-            f"rollout.sglang.router = {router.url!r} had no servers within {timeout_s:g} s"
-            " (rollout.sglang.start_timeout_s); start it with --worker-urls, or name them in"
-            " rollout.sglang.servers"
-        )
-        raise ConfigError(msg) from None
-
-
-def _checked(config: SGLangConfig, urls: Sequence[str]) -> Sequence[str]:
-    """Return the servers that a router names, if they could stand in rollout.sglang.servers: keys
-    go to them just the same.
-    """
-    try:
-        return SGLangConfig(**{**config.model_dump(), "servers": tuple(urls)}).servers
-    except ValidationError as error:
-        msg = (
-            f"rollout.sglang.router = {config.router!r} names servers that are not used:"
-            f" {error.errors()[0]['msg']}; or name rollout.sglang.servers"
-        )
-        raise ConfigError(msg) from None
-
-
-async def _listed(router: SGLangClient, timeout_s: float) -> list[str]:
-    answer = await _answered(router, "/workers", timeout_s)
-    if answer is not None:
-        return [worker["url"] for worker in answer["workers"]]
-    try:  # a router before 0.2.2
-        urls: list[str] = (await router.call("GET", "/list_workers", repeat="always"))["urls"]
-    except CallFailed as error:
-        msg = (
-            f"rollout.sglang.router = {router.url!r} does not tell its servers: {error}; is it one,"
-            " and is rollout.sglang.api_key_file its key? Or name rollout.sglang.servers"
-        )
-        raise ConfigError(msg) from None
-    return urls
-
-
-async def _until_there(servers: Sequence[SGLangClient], timeout_s: float) -> None:
-    """Wait for servers that somebody else starts; one that an engine before us has left paused is
-    there, though it is not healthy.
-    """
-    await asyncio.gather(*(_answered(server, "/model_info", timeout_s) for server in servers))
-
-
-async def _answered(server: SGLangClient, path: str, timeout_s: float) -> Any:
-    """Return the first answer; None for a refusal, which is for those who ask on."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    return await server.call("GET", path, repeat="always")
-                except CallRefused:
-                    return None
-                except CallFailed:  # not there yet
-                    await asyncio.sleep(_AGAIN_S)
-    except TimeoutError:
-        msg = (
-            f"the SGLang server at {server.url} was not there within {timeout_s:g} s"
-            " (rollout.sglang.start_timeout_s)"
-        )
-        raise EngineLost(msg) from None
 
 
 async def _facts(server: SGLangClient) -> Mapping[str, Any]:

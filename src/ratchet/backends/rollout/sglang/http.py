@@ -111,7 +111,7 @@ class HttpClient:
         admin: bool = False,
         timeout_s: float | None = None,
         repeat: Repeat = "unsent",
-        decode: Callable[[bytes], Any] = msgspec.json.decode,
+        decode: Callable[[bytes], Any] | None = None,
     ) -> Any:
         """Make one call and return the decoded JSON, or the text of an answer that is none.
 
@@ -123,7 +123,7 @@ class HttpClient:
             timeout_s: deadline of everything, repetitions included.
             repeat: "unsent" repeats only what the server cannot have seen, "always" also what it
                 may have: for calls that do no more when made twice.
-            decode: of an answer in JSON.
+            decode: of an answer that has to be JSON.
 
         Raises:
             ServerGone, CallRefused, TooLate.
@@ -150,7 +150,9 @@ class HttpClient:
             msg = f"{where}: no answer within {deadline_s:g} s"
             raise TooLate(msg) from None
         try:
-            return decode(text) if is_json else text.decode(errors="replace")
+            if decode is None and not is_json:
+                return text.decode(errors="replace")
+            return (decode or msgspec.json.decode)(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             msg = f"not the answer that was expected: {error}"
             raise CallRefused(where, OK, msg) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ratchet.backends.rollout.sglang.client import CallFailed
@@ -35,6 +36,21 @@ implementations of it show.
 def tolerance_of(configured: float | None, dtype: str) -> float:
     """Return the configured tolerance, or that of the dtype of the model."""
     return configured or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+
+
+class ScoredMeta(msgspec.Struct):
+    """What counts in a server's answer."""
+
+    input_token_logprobs: list[tuple[float | None, int, Any]]
+
+
+class Scored(msgspec.Struct):
+    """A server's answer for one sequence."""
+
+    meta_info: ScoredMeta
+
+
+_decode: Final = msgspec.json.Decoder(list[Scored]).decode
 
 
 class Difference(NamedTuple):
@@ -87,7 +103,7 @@ async def check_probe(
             raise WeightsMismatch(msg)
 
 
-def largest_difference(probe: WeightProbe, answers: Any) -> Difference:
+def largest_difference(probe: WeightProbe, answers: Sequence[Scored]) -> Difference:
     """Compare what a server answered with the trainer's numbers.
 
     Args:
@@ -119,32 +135,42 @@ async def _score(
     *,
     timeout_s: float,
     fields: Mapping[str, Any],
-) -> list[Any]:
+) -> list[list[Scored]]:
+    ids = probe.token_ids.numpy().reshape(-1, probe.length).tolist()
     body = {
-        "input_ids": probe.token_ids.numpy().reshape(-1, probe.length).tolist(),
+        "input_ids": ids,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
         "return_logprob": True,
         "logprob_start_len": 0,
         "extra_key": f"ratchet-probe-{version}",
         **fields,
     }
-    answers = await asyncio.gather(
-        *(server.generate(body, timeout_s=timeout_s) for server in servers), return_exceptions=True
+    results = await asyncio.gather(
+        *(server.generate(body, timeout_s=timeout_s, decode=_decode) for server in servers),
+        return_exceptions=True,
     )
-    for answer in answers:  # of all: none is left running for nobody
-        if isinstance(answer, CallFailed):
-            msg = f"version {version} could not be proved: {answer}"
+    answers: list[list[Scored]] = []
+    for server, result in zip(servers, results, strict=True):  # none is left running for nobody
+        if isinstance(result, CallFailed):
+            msg = f"version {version} could not be proved: {result}"
             raise TransferFailed(msg)
-        if isinstance(answer, BaseException):
-            raise answer
+        if isinstance(result, BaseException):
+            raise result
+        if len(result) != len(ids):
+            msg = (
+                f"version {version} could not be proved: POST {server.url}/generate scored"
+                f" {len(result)} of {len(ids)} sequences"
+            )
+            raise TransferFailed(msg)
+        answers.append(result)
     return answers
 
 
-def _logprobs(answer: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+def _logprobs(answer: Scored, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
     """Return the log probabilities of all tokens but the first; NaN where the server has none."""
-    scored = answer["meta_info"]["input_token_logprobs"]
-    if [int(each[1]) for each in scored] != ids.tolist():
+    scored = answer.meta_info.input_token_logprobs
+    if [token for _, token, _ in scored] != ids.tolist():
         msg = "the server scored other ids than it was given"
         raise WeightsMismatch(msg)
-    values = [np.nan if each[0] is None else each[0] for each in scored[1:]]
+    values = [np.nan if value is None else value for value, _, _ in scored[1:]]
     return np.array(values, np.float64)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.backends.rollout.sglang import fleet, http, server
+from ratchet.backends.rollout.sglang import attach, fleet, http, server
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "_AGAIN_S", 0.02)
     monkeypatch.setattr(fleet, "_AGAIN_S", 0.02)
     monkeypatch.setattr(http, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(server, "_LOOK_S", 0.05)

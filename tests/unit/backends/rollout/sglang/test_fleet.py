@@ -99,6 +99,7 @@ def test_keys_are_tried_before_they_are_needed(model: Path, tmp_path: Path) -> N
         ({"facts": {"disaggregation_mode": "prefill"}}, "half of a disaggregated pair"),
         ({"facts": {"enable_custom_logit_processor": True}}, "CVE-2026-7304"),
         ({"facts": {"tokenizer_worker_num": 4}}, "asks for no key"),
+        ({"facts": {"tp_size": None}}, "says tp_size = None in /server_info"),
     ],
 )
 def test_a_server_that_is_not_what_the_run_needs_is_refused(
@@ -250,5 +251,17 @@ def test_a_server_that_was_started_again_is_lost(model: Path) -> None:
             await looked_at(stub)
             stub.weight_version = "default"
             assert "holds weights 'default', and it was given '7'" in str(await watch)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("answer", [{}, "a page of something else"])
+def test_a_server_that_does_not_say_what_it_holds_is_lost(model: Path, answer: Any) -> None:
+    async def scenario() -> None:
+        async with SGLangStub().serving() as stub, watched(model, stub) as watch:
+            await looked_at(stub)
+            stub.answers["/model_info"] = (200, answer)
+            told = f"at {stub.url} does not say in /model_info which weights it holds"
+            assert told in str(await watch)
 
     run(scenario())

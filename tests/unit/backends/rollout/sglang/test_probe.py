@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.sglang_stub import SGLangStub
 
-from ratchet.backends.rollout.sglang.client import CallRefused
-from ratchet.backends.rollout.sglang.probe import check_probe, largest_difference, tolerance_of
+from ratchet.backends.rollout.sglang.client import CallRefused, SGLangClient
+from ratchet.backends.rollout.sglang.probe import (
+    Scored,
+    ScoredMeta,
+    check_probe,
+    largest_difference,
+    tolerance_of,
+)
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.types import Packed, WeightProbe
 
@@ -19,15 +26,15 @@ LOGPROBS = [[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]
 PROBE = WeightProbe(4, Packed.of(IDS, "int32"), Packed.of(LOGPROBS, "float32"))
 
 
-def answers(**changed: float | None) -> list[dict[str, Any]]:
+def answers(**changed: float | None) -> list[Scored]:
     """Return a server's answer; "r1c2" is token 2 of sequence 1."""
     scored = []
     for row, (ids, values) in enumerate(zip(IDS, LOGPROBS, strict=True)):
         columns = [
-            [changed.get(f"r{row}c{column}", value), token, None]
+            (changed.get(f"r{row}c{column}", value), token, None)
             for column, (token, value) in enumerate(zip(ids[1:], values, strict=True), 1)
         ]
-        scored.append({"meta_info": {"input_token_logprobs": [[None, ids[0], None], *columns]}})
+        scored.append(Scored(ScoredMeta([(None, ids[0], None), *columns])))
     return scored
 
 
@@ -48,10 +55,10 @@ def test_what_is_not_a_number_is_the_largest_difference_there_is(bad: float | No
 
 def test_a_server_that_scored_other_ids_proves_nothing() -> None:
     other = answers()
-    other[1]["meta_info"]["input_token_logprobs"][2][1] = 0
+    other[1].meta_info.input_token_logprobs[2] = (-5.0, 0, None)
     with pytest.raises(WeightsMismatch, match="other ids"):
         largest_difference(PROBE, other)
-    other[1]["meta_info"]["input_token_logprobs"].pop()
+    other[1].meta_info.input_token_logprobs.pop()
     with pytest.raises(WeightsMismatch, match="other ids"):
         largest_difference(PROBE, other)
 
@@ -70,12 +77,12 @@ def test_no_server_is_left_scoring_when_another_has_failed() -> None:
         def __init__(self) -> None:
             self.may_end = asyncio.Event()
 
-        async def generate(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        async def generate(self, *_: object, **__: object) -> list[Scored]:
             await self.may_end.wait()
             return answers()
 
     class Broken(Server):
-        async def generate(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        async def generate(self, *_: object, **__: object) -> list[Scored]:
             raise CallRefused("POST /generate", 500, "out of order")
 
     async def main() -> None:
@@ -88,5 +95,30 @@ def test_no_server_is_left_scoring_when_another_has_failed() -> None:
         slow.may_end.set()
         with pytest.raises(TransferFailed, match=r"version 8 could not be proved.*out of order"):
             await proof
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"error": "no such thing"}, "Expected `array`, got `object`"),
+        ([{}, {}], "missing required field `meta_info`"),
+        ([{"meta_info": {}}], r"missing required field `input_token_logprobs` .*\[0\]\.meta_info"),
+        ([{"meta_info": {"input_token_logprobs": None}}], "Expected `array`, got `null`"),
+        ([], "scored 0 of 2 sequences"),
+    ],
+)
+def test_a_server_that_answers_something_else_proves_nothing(answer: Any, told: str) -> None:
+    async def main() -> None:
+        async with SGLangStub(answers={"/generate": (200, answer)}).serving() as stub:
+            client = SGLangClient(stub.url)
+            try:
+                with pytest.raises(TransferFailed, match=told) as raised:
+                    await check_probe([client], 8, PROBE, tolerance=0.1, timeout_s=5)
+            finally:
+                await client.close()
+            where = f"version 8 could not be proved: POST {stub.url}/generate"
+            assert str(raised.value).startswith(where)
 
     asyncio.run(main())

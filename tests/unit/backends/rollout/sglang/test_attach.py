@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.sglang_stub import SGLangStub
@@ -59,6 +60,26 @@ def test_what_a_router_names_is_checked_before_it_is_sent_a_key(
                     pass
             assert f"rollout.sglang.router = {router.url!r} names" in str(raised.value)
             assert str(raised.value).endswith("or name rollout.sglang.servers")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({"/workers": (200, [])}, "/workers: Expected `object`, got `array`"),
+        ({"/workers": (200, {"workers": [{}]})}, "/workers: .*missing required field `url`"),
+        ({"/workers": (404, {}), "/list_workers": (200, {})}, "/list_workers: .*field `urls`"),
+    ],
+)
+def test_a_router_that_answers_something_else_is_told_of(
+    model: Path, answers: dict[str, tuple[int, Any]], told: str
+) -> None:
+    async def scenario() -> None:
+        async with SGLangStub(answers=answers).serving() as router:
+            with pytest.raises(ConfigError, match=f"does not tell its servers: {told}"):
+                async with opened(model, router=router.url):
+                    pass
 
     run(scenario())
 
