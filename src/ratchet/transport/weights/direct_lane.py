@@ -15,7 +15,7 @@ from ratchet.errors import TransferFailed
 from ratchet.transport.weights.groups import Group
 from ratchet.transport.weights.lane import Lane
 from ratchet.transport.weights.meeting import Go, Ready
-from ratchet.transport.weights.outside import runs_of
+from ratchet.transport.weights.outside import stretches_of
 from ratchet.types import TensorSlot
 
 
@@ -30,7 +30,7 @@ class DirectLane(Lane):
             args: of every lane.
         """
         super().__init__(*args)
-        self._runs = [runs_of(each) for each in slots]
+        self._stretches = [stretches_of(each) for each in slots]
         self._sent = False
 
     def _serve(self, came: dict[int, Ready]) -> None:
@@ -58,7 +58,7 @@ class DirectLane(Lane):
             limit = self._deadline.within(self._limit_s)
             group = self.link.enter_outside(name, self._plan.backend, ready.outside, limit)
             self.link.members = members
-            self._send_runs(group)
+            self._send_stretches(group)
         except TransferFailed as error:
             self._broke = f"its connection broke ({error}), and "
             self.link.leave()
@@ -66,15 +66,18 @@ class DirectLane(Lane):
             self._sent = True
             self._broke = "everything was sent, and "
 
-    def _send_runs(self, group: Group) -> None:
+    def _send_stretches(self, group: Group) -> None:
         """Send all buckets.
 
         Raises:
             TransferFailed: if a server was lost, a bucket took too long or the link was abandoned.
         """
-        for part, runs in enumerate(self._runs):
+        for part, stretches in enumerate(self._stretches):
             with self._gathering.bucket(self._plan.point, part, self._deadline) as gathered:
                 self.link.check()
                 limit = self._deadline.within(self._limit_s)
-                for wait in [group.move(gathered.memory[r.start : r.end], limit) for r in runs]:
+                waits = [
+                    group.move(gathered.memory[each.start : each.end], limit) for each in stretches
+                ]
+                for wait in waits:
                     wait()

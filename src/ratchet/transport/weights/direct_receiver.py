@@ -29,9 +29,9 @@ from ratchet.transport.weights.outside import (
     DirectSink,
     Meeting,
     OutsideServers,
-    Run,
+    Stretch,
     group_of,
-    runs_of,
+    stretches_of,
 )
 from ratchet.transport.weights.plan import check_specs, slots_by_bucket
 from ratchet.transport.weights.scope import LoadScope
@@ -214,8 +214,8 @@ class _Load:
         buckets = slots_by_bucket(self.manifest)
         await self._servers.begin()
         for slots in buckets:
-            for run in runs_of(slots):
-                await self._load(group, run)
+            for stretch in stretches_of(slots):
+                await self._load(group, stretch)
         rank = self._route.rank
         go = await self._round(Ready(rank, group, len(buckets)))
         digest = trailer_digest(self.manifest, go.trailer)
@@ -223,13 +223,13 @@ class _Load:
         self.has_all = True
         return digest
 
-    async def _load(self, group: str, run: Run) -> None:
+    async def _load(self, group: str, stretch: Stretch) -> None:
         left_s = self._deadline.left_s
         try:
             async with asyncio.TaskGroup() as tasks:
                 for server in range(len(self._servers.sizes)):
                     name = group_of(group, server)
-                    tasks.create_task(self._servers.load(server, name, run.slots, left_s))
+                    tasks.create_task(self._servers.load(server, name, stretch.slots, left_s))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 

@@ -8,7 +8,7 @@ that none is left waiting for another; unblocked by the deadline.
 
 Such a member connects to the trainer's store as torch's own rendezvous does, looks for keys below
 the prefixes that torch's helper for groups gives them, and takes broadcasts only: the bytes of some
-tensors, one behind the other without a gap (`runs_of`).
+tensors, one behind the other without a gap (`stretches_of`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DirectSink(WeightSink, Protocol):
         ...
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Tensors of a bucket that lie in a row: the bytes [start, end)."""
 
     start: int
@@ -92,23 +92,23 @@ class Run(NamedTuple):
     slots: tuple[TensorSlot, ...]
 
 
-def runs_of(slots: Sequence[TensorSlot]) -> tuple[Run, ...]:
-    """Return the runs of a bucket: as few as there can be, one where no tensor's end needs to be
-    aligned. Empty tensors are in none, as there is nothing to load.
+def stretches_of(slots: Sequence[TensorSlot]) -> tuple[Stretch, ...]:
+    """Return the stretches of a bucket: as few as there can be, one where no tensor's end needs to
+    be aligned. Empty tensors are in none, as there is nothing to load.
 
     Args:
         slots: of the bucket, by offset.
     """
-    runs: list[Run] = []
+    stretches: list[Stretch] = []
     for slot in slots:
         end = slot.offset + slot.num_bytes
         if not slot.num_bytes:
             continue
-        if runs and runs[-1].end == slot.offset:
-            runs[-1] = Run(runs[-1].start, end, (*runs[-1].slots, slot))
+        if stretches and stretches[-1].end == slot.offset:
+            stretches[-1] = Stretch(stretches[-1].start, end, (*stretches[-1].slots, slot))
         else:
-            runs.append(Run(slot.offset, end, (slot,)))
-    return tuple(runs)
+            stretches.append(Stretch(slot.offset, end, (slot,)))
+    return tuple(stretches)
 
 
 def group_of(name: str, server: int) -> str:
@@ -154,11 +154,11 @@ class OutsideGroup:
         self.name = name
         self._groups: list[Group] = []
         own: dict[str, Any] = {"device": device} if backend == "nccl" else {"address": address}
+        own |= {"deadline": deadline, "outside": True}
         kind: Callable[..., Group] = NcclGroup if backend == "nccl" else GlooGroup
         try:
             for server, size in enumerate(sizes):
                 group = group_of(name, server)
-                own |= {"deadline": deadline, "outside": True}
                 self._groups.append(
                     kind(server_store(store, group), DEVICES[backend], 0, size + 1, **own)
                 )

@@ -7,7 +7,7 @@ from tests.helpers.weights import make_tensors, specs_of
 
 from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.digest import make_trailer, trailer_digest, whole_digest
-from ratchet.transport.weights.outside import runs_of
+from ratchet.transport.weights.outside import stretches_of
 from ratchet.transport.weights.plan import ITEM_BYTES, make_manifest, slots_by_bucket
 from ratchet.types import TensorSlot, WeightManifest
 
@@ -17,18 +17,20 @@ def manifest(version: int = 1) -> WeightManifest:
     return make_manifest(specs, 2**17, term=1, version=version, step=1)
 
 
-def test_a_run_has_no_gap_and_no_tensor_in_it_is_unaligned() -> None:
+def test_a_stretch_has_no_gap_and_no_tensor_in_it_is_unaligned() -> None:
     for slots in slots_by_bucket(manifest()):
-        runs = runs_of(slots)
-        assert [slot for run in runs for slot in run.slots] == [s for s in slots if s.num_bytes]
-        for run in runs:
+        stretches = stretches_of(slots)
+        assert [slot for stretch in stretches for slot in stretch.slots] == [
+            s for s in slots if s.num_bytes
+        ]
+        for stretch in stretches:
             end = 0
-            for slot in run.slots:
-                assert run.start + end == slot.offset
+            for slot in stretch.slots:
+                assert stretch.start + end == slot.offset
                 assert end % ITEM_BYTES[slot.dtype] == 0
                 end += slot.num_bytes
-            assert run.end == run.start + end
-        assert all(before.end < after.start for before, after in pairwise(runs))
+            assert stretch.end == stretch.start + end
+        assert all(before.end < after.start for before, after in pairwise(stretches))
 
 
 def test_tensors_that_end_where_the_next_begins_travel_as_one() -> None:
@@ -38,11 +40,14 @@ def test_tensors_that_end_where_the_next_begins_travel_as_one() -> None:
         TensorSlot("b", "float32", (17,), 0, 64, 68),
         TensorSlot("c", "float32", (1,), 0, 192, 4),
     ]
-    assert [(run.start, run.end) for run in runs_of(slots)] == [(0, 132), (192, 196)]
+    assert [(stretch.start, stretch.end) for stretch in stretches_of(slots)] == [
+        (0, 132),
+        (192, 196),
+    ]
 
 
-def test_a_bucket_of_nothing_has_no_run() -> None:
-    assert runs_of([TensorSlot("nothing", "bfloat16", (0, 3), 0, 0, 0)]) == ()
+def test_a_bucket_of_nothing_has_no_stretch() -> None:
+    assert stretches_of([TensorSlot("nothing", "bfloat16", (0, 3), 0, 0, 0)]) == ()
 
 
 def test_a_trailer_tells_the_digest_of_its_version_alone() -> None:

@@ -116,7 +116,6 @@ class SGLangClient(HttpClient):
         dtypes: Sequence[str],
         shapes: Sequence[Sequence[int]],
         group: str,
-        weight_version: str | None = None,
         load_format: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
@@ -129,8 +128,6 @@ class SGLangClient(HttpClient):
             "flush_cache": False,
             "abort_all_requests": False,
         }
-        if weight_version is not None:
-            body["weight_version"] = weight_version
         if load_format is not None:
             body["load_format"] = load_format
         await self.control("/update_weights_from_distributed", body, timeout_s=timeout_s)

@@ -69,7 +69,7 @@ def test_each_call_has_the_body_that_the_server_reads() -> None:
             )
             await client.begin_update()
             await client.update_from_group(
-                names=["w"], dtypes=["float32"], shapes=[(2, 3)], group="g", weight_version="4"
+                names=["w"], dtypes=["float32"], shapes=[(2, 3)], group="g"
             )
             await client.end_update()
             await client.flush_cache()
