@@ -129,8 +129,10 @@ class Gathering:
             Exception: from the source.
         """
         self._buffers = [Gathered(memory) for memory in self._allocate()]
-        self._fill(0, self._buffers[0])  # what every transfer begins with
-        self._wait_for_lanes()
+        try:
+            self._fill(0, self._buffers[0])  # what every transfer begins with
+        finally:  # a failure ends the transfer; lanes that have not begun would tell nobody of it
+            self._wait_for_lanes()
         self._offer(0, self._buffers[0])
         while (job := self._next()) is not None:
             self._fill(*job)

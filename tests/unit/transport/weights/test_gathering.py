@@ -41,8 +41,9 @@ class Lanes:
             lanes,
         )
         self.error: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run)]
-        self._threads[0].start()
+        self.runs = threading.Thread(target=self._run)
+        self._threads = [self.runs]
+        self.runs.start()
 
     def _run(self) -> None:
         try:
@@ -101,6 +102,24 @@ def test_the_first_bucket_is_gathered_before_anyone_asks(opened: list[Lanes]) ->
     gathered = threading.Event()
     opened.append(Lanes("a", on_read=lambda names: gathered.set()))
     assert gathered.wait(20)
+
+
+def test_a_failure_before_the_lanes_have_come_is_told_when_they_have(opened: list[Lanes]) -> None:
+    failed = threading.Event()
+
+    def fail(names: Sequence[str]) -> None:
+        failed.set()
+        raise RuntimeError(names)
+
+    lanes = Lanes("a", on_read=fail)
+    opened.append(lanes)
+    assert failed.wait(20)
+    lanes.runs.join(0.2)
+    assert lanes.runs.is_alive()
+    with pytest.raises(TransferFailed), lanes.gathering.bucket("a", 0, Deadline(0.2)):
+        pass
+    lanes.runs.join(20)
+    assert isinstance(lanes.error, RuntimeError)
 
 
 def test_the_next_bucket_is_gathered_while_one_travels(opened: list[Lanes]) -> None:
