@@ -39,7 +39,7 @@ class _Arrivals:
         return make_trailer(self._load._manifest, self._load._digests)
 
 
-@mutant("weights are stamped without a look at their digest (miles p2p)", seed=2)
+@mutant("weights are stamped without a look at their digest (miles p2p)", seed=3)
 def stamped_without_a_digest() -> Patches:
     run = _Load.run
 
@@ -50,7 +50,7 @@ def stamped_without_a_digest() -> Patches:
     return [(_Load, "run", blindly)]
 
 
-@mutant("the version is stamped, then the digest is looked at", seed=2)
+@mutant("the version is stamped, then the digest is looked at", seed=3)
 def stamped_before_the_digest() -> Patches:
     run = _Load.run
 
