@@ -328,7 +328,8 @@ class LoseNode(Fault):
 
     def strike(self, world: World) -> None:
         leader = world.leader
-        nodes = [each for each in world.trainer_launchers if leader in each.lives]
+        launchers = world.trainer_launchers
+        nodes = [each for each in launchers if leader in each.lives and each.host.lives]
         watched = world.standby is not None and world.standby.watches
         if nodes and watched and not world.over and world.store.newest_live() is not None:
             nodes[0].lose_node()

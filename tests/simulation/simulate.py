@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation import supervision
 from tests.simulation.disk import Disk, a_disk
 from tests.simulation.invariants import Watch
+from tests.simulation.launcher import KILLED
 from tests.simulation.loop import Deadlock, run_virtual
 from tests.simulation.trainers import WorldCheckpoints
 from tests.simulation.world import World
@@ -170,20 +171,20 @@ async def _end(world: World, watch: Watch) -> None:
         limits = world.network.limits
         await asyncio.sleep(20.0 + (3 * limits.dead_s + 4 * limits.delivery_s) * watch.fatal)
         if world.has_ended or any(end.is_set() for end in vital()):
-            if supervision.ended_the_run(world):
+            if supervision.ended_the_run(world) or world.ends[REGISTRY].reason == KILLED:
                 await _all_left(world)
             return  # and no other trainer has come to lead
 
 
 async def _all_left(world: World) -> None:
-    """Wait until a trainer has ended that the registry did not know when it was told of the end.
+    """Wait until everyone has ended who did not hear from the registry that the run is over.
 
-    It looks for its registry for as long as it may; its own launcher would end it sooner.
+    They look for their registry for as long as they may; a launcher would end them sooner.
     """
     longest_s = 3.2 * world.network.limits.delivery_s  # `registry_wait_s`, one ask, and drift
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(longest_s):
-            await world.ended.event.wait()
+            await asyncio.gather(world.ended.event.wait(), world.ends[BUFFER].event.wait())
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, within_s: float = 60.0) -> Plan:
