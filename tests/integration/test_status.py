@@ -98,14 +98,15 @@ def test_a_stopped_process_is_named_with_what_waits_on_it(tmp_path: Path) -> Non
             "the trainer's wait",
             lambda view: (
                 "buffer has not responded" in view["verdict"]
-                and [row["on"] for row in view["chain"]["waits"]] == ["buffer"]
+                and any(row["on"] == "buffer" for row in view["chain"]["waits"])
             ),
         )
         kill(command.child("buffer"), signal.SIGCONT)
-        (wait,) = view["chain"]["waits"]
+        # it may have been stopped while it waited itself: then the chain goes on behind it
+        (wait,) = (row for row in view["chain"]["waits"] if row["on"] == "buffer")
         assert wait["who"] == "trainer-0"
         assert wait["what"].startswith("the batch of step ")
-        assert view["verdict"].startswith(f"trainer-0 waits {wait['waited_s']:.1f} s on buffer for")
+        assert f"trainer-0 waits {wait['waited_s']:.1f} s on buffer for" in view["verdict"]
         taken = len(command.steps())
         command.until("another step", lambda: len(command.steps()) > taken)
         seen.until("all roles again", all_respond)
