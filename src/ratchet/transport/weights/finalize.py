@@ -217,12 +217,12 @@ class _Load:
         }
         adopted = self._arrivals.hand_over()
         await sink.adopt(tensors)
-        adopted()
         if verify:
             held = await sink.read(list(tensors))
             for (name, tensor), own in zip(tensors.items(), held, strict=True):
                 if not _is_same_memory(own, tensor):
                     raise self._differs(name)
+        adopted()  # not sooner: what the engine may still generate with is not received into
 
     async def _copy(self, *, verify: bool) -> None:
         for slots in self._buckets:
