@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from ratchet.backends.rollout.sglang.client import CallFailed
 from ratchet.errors import ConfigError, EngineLost
 
@@ -28,6 +30,18 @@ left out. Rounding in half precision is far from either.
 """
 
 
+class _Meta(msgspec.Struct):
+    output_token_ids_logprobs: tuple[list[tuple[float | None, int, Any]]]
+    """of the one token that is generated"""
+
+
+class _Answer(msgspec.Struct):
+    meta_info: _Meta
+
+
+_decode: Final = msgspec.json.Decoder(list[_Answer]).decode
+
+
 async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
     """Let a server say the log probabilities of some ids as a next token, cold and warm.
 
@@ -35,7 +49,7 @@ async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
 
     Raises:
         ConfigError: if they are the same.
-        EngineLost: if it does not answer.
+        EngineLost: if it does not answer, or something else.
     """
     try:
         if not await client.ready(timeout_s=timeout_s):
@@ -57,7 +71,13 @@ async def check_temperature(client: SGLangClient, timeout_s: float) -> None:
 
 
 async def next_logprobs(client: SGLangClient, timeout_s: float) -> list[Sequence[float]]:
-    """Return the log probabilities of some ids as a next token, at T = 1 and at T = 2."""
+    """Return the log probabilities of some ids as a next token, at T = 1 and at T = 2; NaN where
+    there is none.
+
+    Raises:
+        CallFailed: if the call fails, or its answer is of another shape.
+        EngineLost: if the answer is about other ids.
+    """
     body = {
         "input_ids": [_PROMPT] * len(_TEMPERATURES),
         "sampling_params": [
@@ -67,12 +87,14 @@ async def next_logprobs(client: SGLangClient, timeout_s: float) -> list[Sequence
         "return_logprob": True,
         "token_ids_logprob": [_IDS] * len(_TEMPERATURES),
     }
-    answers = await client.generate(body, timeout_s=timeout_s)
+    answers = await client.generate(body, timeout_s=timeout_s, decode=_decode)
     return [_logprobs(answer) for answer in answers]
 
 
-def _logprobs(answer: Any) -> Sequence[float]:
-    """Return those of `_IDS` as the first generated token; NaN where there is none."""
-    (first,) = answer["meta_info"]["output_token_ids_logprobs"]
+def _logprobs(answer: _Answer) -> Sequence[float]:
+    (first,) = answer.meta_info.output_token_ids_logprobs
     values = {token: math.nan if value is None else value for value, token, _ in first}
+    if values.keys() != set(_IDS):
+        msg = f"the SGLang server scored {sorted(values)} where it was asked for {_IDS}"
+        raise EngineLost(msg)
     return [values[token] for token in _IDS]
