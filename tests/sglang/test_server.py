@@ -39,13 +39,21 @@ def test_a_running_server_is_watched(real_server: RealServer, tmp_path: Path) ->
         (member,) = fleet.members
         assert (member.tp, member.context) == (1, 4096)
         client, paused = member.client, True
-        watch = asyncio.create_task(fleet.watch(lambda: None if paused else "7"))
+        looks = asyncio.Queue[str | None]()
+
+        def serving() -> str | None:
+            looks.put_nowait(None if paused else "7")
+            return None if paused else "7"
+
+        watch = asyncio.create_task(fleet.watch(serving))
         try:
             await client.set_version("7")
             await client.pause("in_place")
             await client.resume()
             paused = False
-            await asyncio.sleep(5)  # two looks
+            seen = 0
+            while seen < 3:  # the last of them has come, so those before it have found nothing
+                seen += await looks.get() == "7"
             assert not watch.done()
             await client.set_version("default")  # as after a start
             assert "holds weights 'default', and it was given '7'" in str(await watch)
