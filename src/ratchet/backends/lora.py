@@ -22,7 +22,8 @@ import torch
 import xxhash
 from safetensors.torch import save_file
 
-from ratchet.backends.models import building, load_model, named_weights, weight_specs
+from ratchet.backends.models import building, load_model
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.config import LoraConfig
 from ratchet.errors import ConfigError
 from ratchet.transport.weights.buckets import host_bytes

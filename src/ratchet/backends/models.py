@@ -31,7 +31,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ratchet.errors import ConfigError
-from ratchet.transport.weights.base import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -207,28 +206,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset()
 
 
-def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and persistent buffer by name, tied ones under each of their names.
-    They are the model's own tensors, not copies.
-    """
-    weights: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    persistent = model.state_dict().keys()
-    return weights | {name: buffers[name] for name in buffers if name in persistent}
-
-
-def weight_specs(weights: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """Describe what `named_weights` returns, in its order; of tied names the first one travels."""
-    first: dict[int, str] = {}
-    specs = []
-    for name, weight in weights.items():
-        owner = first.setdefault(id(weight), name)
-        dtype = str(weight.dtype).removeprefix("torch.")
-        alias_of = None if owner == name else owner
-        specs.append(TensorSpec(name, dtype, tuple(weight.shape), alias_of))
-    return tuple(specs)
-
-
 def _parse_config(
     config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedConfig:
@@ -277,18 +254,17 @@ def _check_keys(values: Mapping[str, Any], defaults: PreTrainedConfig) -> None:
 
 def _check_directory(path: Path) -> None:
     if not (path / "config.json").is_file():
-        problem = "has no config.json" if path.is_dir() else "is not a directory"
-        msg = (
-            f"model.path = {str(path)!r} {problem}; give a local directory with config.json,"
-            " model.safetensors and a tokenizer, as save_pretrained writes it"
-        )
-        raise ConfigError(msg)
+        raise _refusal(path, "has no config.json" if path.is_dir() else "is not a directory")
 
 
 def _unusable(path: Path, error: BaseException) -> ConfigError:
+    return _refusal(path, f"cannot be loaded: {_first_line(error)}")
+
+
+def _refusal(path: Path, problem: str) -> ConfigError:
     return ConfigError(
-        f"model.path = {str(path)!r} cannot be loaded: {_first_line(error)}; give a local directory"
-        " with config.json, model.safetensors and a tokenizer, as save_pretrained writes it"
+        f"model.path = {str(path)!r} {problem}; give a local directory with config.json,"
+        " model.safetensors and a tokenizer, as save_pretrained writes it"
     )
 
 

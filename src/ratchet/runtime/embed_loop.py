@@ -23,7 +23,7 @@ import torch
 
 from ratchet.algorithms.packing import MicroBatch, Row, pad, plan_micro_batches, rollout_rows
 from ratchet.algorithms.registry import make_advantage
-from ratchet.backends.models import named_weights, weight_specs
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.config import Config
 from ratchet.errors import RunFailed

@@ -13,9 +13,7 @@ from ratchet.backends.models import (
     eos_token_ids,
     load_model,
     load_tokenizer,
-    named_weights,
     save_model_directory,
-    weight_specs,
 )
 from ratchet.errors import ConfigError
 
@@ -114,27 +112,6 @@ def test_directory_round_trip_is_exact(directory: Path) -> None:
 
 def test_load_converts_to_the_dtype(directory: Path) -> None:
     assert {p.dtype for p in load_model(directory, "bfloat16").parameters()} == {torch.bfloat16}
-
-
-def test_weights_are_parameters_and_persistent_buffers_under_every_name() -> None:
-    module = torch.nn.Module()
-    module.one = torch.nn.Linear(2, 3, bias=False)
-    module.two = torch.nn.Linear(2, 3, bias=False)
-    module.two.weight = module.one.weight
-    module.norm = torch.nn.BatchNorm1d(3)
-    module.norm.register_buffer("cache", torch.zeros(9), persistent=False)
-    weights = named_weights(module)
-    assert weights["two.weight"] is module.one.weight
-    assert weights["norm.running_mean"] is module.norm.running_mean
-    assert weight_specs(named_weights(module)) == (
-        ("one.weight", "float32", (3, 2), None),
-        ("two.weight", "float32", (3, 2), "one.weight"),
-        ("norm.weight", "float32", (3,), None),
-        ("norm.bias", "float32", (3,), None),
-        ("norm.running_mean", "float32", (3,), None),
-        ("norm.running_var", "float32", (3,), None),
-        ("norm.num_batches_tracked", "int64", (), None),
-    )
 
 
 def test_loading_says_nothing(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ratchet.backends.lora import adapter_weights, add_adapter
-from ratchet.backends.models import load_model, named_weights, weight_specs
+from ratchet.backends.models import load_model
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.errors import WeightsMismatch
 
 if TYPE_CHECKING:

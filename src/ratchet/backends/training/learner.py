@@ -21,13 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ratchet.algorithms.losses import Loss, sft_loss
 from ratchet.algorithms.packing import Row
 from ratchet.backends.lora import adapter_weights, add_adapter, merge_adapter, save_adapter
-from ratchet.backends.models import (
-    load_model,
-    load_tokenizer,
-    named_weights,
-    save_model_directory,
-    weight_specs,
-)
+from ratchet.backends.models import load_model, load_tokenizer, save_model_directory
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.gradients import GradientPass
 from ratchet.backends.training.optimizer import Optimizer

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 from transformers import AutoTokenizer
 
-from ratchet.backends.models import load_model, named_weights
+from ratchet.backends.models import load_model
+from ratchet.backends.named_weights import named_weights
 from ratchet.backends.training.fsdp import FsdpBackend
 from ratchet.config import Config
 

@@ -28,7 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ratchet.backends.lora import adapter_weights, add_adapter, save_adapter
-from ratchet.backends.models import load_model, weight_specs
+from ratchet.backends.models import load_model
+from ratchet.backends.named_weights import weight_specs
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.errors import TransferFailed
 

@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from ratchet.backends.models import (
-    building,
-    eos_token_ids,
-    load_tokenizer,
-    named_weights,
-    weight_specs,
-)
+from ratchet.backends.models import building, eos_token_ids, load_tokenizer
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.backends.rollout._text import TextCodec
 from ratchet.errors import ConfigError
 
