@@ -30,7 +30,6 @@ from ratchet.messages import (
     GroupFinished,
     Message,
     PromptsClaimed,
-    RequestBatch,
     VersionCommitted,
     VersionReserved,
     VersionUpdated,
@@ -92,7 +91,6 @@ class Watch:
         self._held: dict[tuple[str, str], int] = {}
         self._num_stamped: Counter[tuple[str, str]] = Counter()
         self._held_versions: set[int] = set()
-        self._requested: set[int] = set()
         self._ended: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
         self._begun: Counter[tuple[str, str]] = Counter()
         self._begun_before: dict[tuple[str, str, str], int] = {}
@@ -141,8 +139,6 @@ class Watch:
             case PromptsClaimed():
                 self._begun[receiver, message.incarnation] += len(message.assignments)
                 self._note_claims(message)
-            case RequestBatch():
-                self._requested.add(message.term)
             case BatchReady():
                 self._batched.update((g.group_id, g.attempt) for g in message.batch.groups)
             case VersionReserved():
@@ -202,10 +198,9 @@ class Watch:
         told = f"{claim.credit} < {slots} + {ended} - {before}"
         self._expect(claim.credit >= least, "I7", f"{key} has lost credit: {told}")
 
-    def _not_for_older(self, term: int) -> None:
+    def _not_for_older(self, term: int, newest: int) -> None:
         """The buffer has heard of no newer trainer when it answers an older one."""
-        newer = [each for each in self._requested if each > term]
-        self._expect(not newer, "I1", f"term {term} is served after {newer}")
+        self._expect(term >= newest, "I1", f"term {term} is served after {newest}")
 
     def _note_claims(self, message: PromptsClaimed) -> None:
         for assignment in message.assignments:

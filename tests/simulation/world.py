@@ -46,7 +46,14 @@ from ratchet.backends.training.base import GradientReport, StepReport
 from ratchet.backends.training.fake import FakeBackend
 from ratchet.config import Config
 from ratchet.errors import GenerationFailed, RewardFailed
-from ratchet.messages import BatchReady, Down, Message
+from ratchet.messages import (
+    BatchReady,
+    Down,
+    Message,
+    RequestBatch,
+    RoleRegistered,
+    VersionUpdated,
+)
 from ratchet.stats import BufferStats
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
@@ -243,9 +250,24 @@ class Buffer(BufferActor):
         self.told: list[BufferStats] = []
         """what went out beside each batch"""
         super().__init__(*args, **kwargs)
-        self.hears: list[Callable[[int], None]] = []
-        """told of the term that each batch is handed to, when it is"""
+        self.hears: list[Callable[[int, int], None]] = []
+        """told of the term that each batch is handed to, and of the newest one it has heard of"""
+        self._newest_term = 0
         Buffer.last = self
+
+    def receive(self, message: Any) -> None:
+        terms: list[int] = []
+        match message:
+            case RequestBatch() if message.buffer == self.role.incarnation:
+                terms = [message.term]
+            case VersionUpdated():
+                terms = [message.record.term]
+            case RoleRegistered():
+                terms = [record.term for record in message.versions]
+            case _:
+                pass
+        self._newest_term = max([self._newest_term, *terms])
+        super().receive(message)
 
     def _serve(self) -> list[tuple[str, BatchReady]]:
         before = self._batches.handed
@@ -254,7 +276,7 @@ class Buffer(BufferActor):
         if handed is not None and handed is not before:
             self.told.append(handed[1].stats)
             for hear in self.hears:
-                hear(handed[1].term)
+                hear(handed[1].term, self._newest_term)
         return told
 
 
@@ -424,7 +446,7 @@ class World:
         self.ends: dict[str, ProcessEnd] = {}
         self.batches: list[BatchReady] = []
         self.buffer: Buffer
-        self.buffer_says: list[Callable[[int], None]] = []
+        self.buffer_says: list[Callable[[int, int], None]] = []
         self._launchers = links.launchers
         self._seed = seed
         self.num_turns = draw_turns(config, seed)

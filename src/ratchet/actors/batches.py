@@ -63,7 +63,7 @@ class Batches:
     def take(self, message: RequestBatch) -> BatchReady | None:
         """Note a request; return the batch that it has had already."""
         if message.term < self.term:
-            self._log.warning("request_fenced", term=message.term, newer=self.term)
+            self._fence(message)
             return None
         self.term = message.term
         if message.done is not None and self._is_handed(message.done):
@@ -112,10 +112,15 @@ class Batches:
         return self.handed
 
     def heard_of(self, records: Iterable[VersionRecord]) -> None:
-        """Learn who may ask: whoever has published under an older term may not."""
+        """Learn who may ask: whoever has published under an older term may not, and what it has
+        asked for already is not answered any more.
+        """
         for record in records:
             self.term = max(self.term, record.term)
             self._newest = max(self._newest, record.version)
+        if self.request is not None and self.request.term < self.term:
+            self._fence(self.request)
+            self.request = None
 
     def trained(self, message: StepTrained) -> None:
         """Take the account of the batch that is out; another one is fenced."""
@@ -137,6 +142,9 @@ class Batches:
             self._log.warning("checkpoint_fenced", term=message.term, newer=self.term)
             return
         self._table.commit(message.step)
+
+    def _fence(self, request: RequestBatch) -> None:
+        self._log.warning("request_fenced", term=request.term, newer=self.term)
 
     def _requeue(self) -> None:
         """Queue what is stored, while there is room; staleness is judged for the trainer's word."""

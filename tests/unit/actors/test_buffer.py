@@ -566,6 +566,23 @@ def test_an_older_trainer_is_fenced_between_two_batches_too() -> None:
     scenario(body)
 
 
+def test_a_request_that_waits_is_fenced_by_a_version_of_a_newer_term() -> None:
+    """The newer trainer has published, and has not asked yet."""
+
+    async def body(world: World) -> None:
+        await world.request(term=1)
+        await world.tell(VersionUpdated(VersionRecord(1, 2, 0, 0, "live", "d1")))
+        for assignment in await world.claim(2, version=1):
+            await world.finish(assignment)
+        assert not world.batches
+        (fenced,) = world.system.log.named("request_fenced")
+        assert (fenced["term"], fenced["newer"]) == (1, 2)
+        await world.request(version=1, step=0, term=2)
+        assert [ready.term for ready in world.batches] == [2]
+
+    scenario(body)
+
+
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_fewer_prompts_than_a_batch_come_again_in_the_next_epoch(num_prompts: int) -> None:
     async def body(world: World) -> None:
