@@ -99,15 +99,6 @@ class _Unreached(Exception):  # noqa: N818
     """Nobody answers; the text says what was tried."""
 
 
-class _NoLog:
-    """What a visitor has to say comes back as its error."""
-
-    def debug(self, event: str, **fields: Any) -> None: ...
-    def info(self, event: str, **fields: Any) -> None: ...
-    def warning(self, event: str, **fields: Any) -> None: ...
-    def error(self, event: str, **fields: Any) -> None: ...
-
-
 def _tls_files(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
     from ratchet.runtime.placement import TlsFiles
 
@@ -152,6 +143,7 @@ def _noted(run: RunDirectory, token_file: Path | None, tls: TlsFiles | None) -> 
 
 
 async def _show(target: _Target, watch: float | None, as_json: bool) -> None:
+    from ratchet.observability.logs import SilentLog
     from ratchet.runtime.visitor import NotReached, visit
     from ratchet.transport.mailbox.credentials import open_credentials
     from ratchet.transport.mailbox.wire import SocketWire
@@ -159,7 +151,7 @@ async def _show(target: _Target, watch: float | None, as_json: bool) -> None:
     credentials = open_credentials(target.token_file, target.tls)
     wire = SocketWire(credentials)
     visiting = visit(
-        target.address, key=credentials.key, log=_NoLog(), wire=wire, run_id=target.run_id
+        target.address, key=credentials.key, log=SilentLog(), wire=wire, run_id=target.run_id
     )
     try:
         async with visiting as open_visit:

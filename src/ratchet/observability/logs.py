@@ -52,6 +52,15 @@ class Log(Protocol):
     def error(self, event: str, **fields: Any) -> Any: ...  # noqa: D102
 
 
+class SilentLog(Log):
+    """For where a failure comes back as an error, or nothing is there yet to write to."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Say nothing."""
+
+    info = warning = error = debug
+
+
 class BoundLog(Log, Protocol):
     """A log that can be given fields which it adds to every event."""
 

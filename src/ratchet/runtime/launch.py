@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER
-from ratchet.errors import ConfigError, RunFailed, UserError
+from ratchet.errors import ConfigError
 from ratchet.messages import EndRun, RunDescribed
-from ratchet.observability.logs import Log, configure_logging
+from ratchet.observability.logs import Log, SilentLog, configure_logging
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.agreement import check_same
+from ratchet.runtime.beside import beside
 from ratchet.runtime.embed_link import Invitation
 from ratchet.runtime.node_config import LaunchOptions, node_config, node_role
 from ratchet.runtime.placement import Placement, TlsFiles
@@ -136,7 +137,7 @@ class Launch:
 
     async def _find(self) -> RunDescribed:
         async with visit(
-            self.registry, key=self._credentials.key, log=_Silent(), wire=self._wire()
+            self.registry, key=self._credentials.key, log=SilentLog(), wire=self._wire()
         ) as link:
             return await meet_registry(
                 link, where=str(self.registry), wait_s=self._wait_s, say=self._say
@@ -206,20 +207,19 @@ class Launch:
         async with visit(
             registry, key=self._credentials.key, log=log, wire=self._wire(), run_id=run_id
         ) as link:
-            stopping = asyncio.create_task(self._stop_in_order(link, running))
-            watching = asyncio.create_task(self._until_gone(link, run_id))
-            try:
+            async with beside(
+                self._stop_in_order(link, running),
+                self._until_gone(link, run_id),
+                failed=self._kill.set,
+            ) as (_, watching):
                 outcome = await running
-            finally:
-                stopping.cancel()
-                watching.cancel()
             if outcome.replaced and self.kind == "trainer":
                 return await with_newest_term(outcome, link)
             if self._ends_run and outcome.status in {"failed", "user_error"}:
                 if not outcome.replaced:
                     link.end_run(self._end("failed", self._cause(outcome.detail)))
             elif outcome.status == "stopped" and watching.done() and not watching.cancelled():
-                gone = watching.result()
+                gone: Gone = watching.result()
                 return RoleOutcome("finished" if gone.over else "failed", gone.reason)
             return outcome
 
@@ -282,18 +282,6 @@ class Launch:
             RunFailed: the run, or this role for good, failed; the text is the first cause.
             UserError: the role found something that only the user can mend.
         """
-        if outcome.status == "user_error":
-            raise UserError(outcome.detail)
-        if outcome.status in {"failed", "run_failed"}:
-            raise RunFailed(outcome.detail)
+        outcome.check()
         how = "the run has ended" if outcome.status == "finished" else "stopped"
         return f"{self.name}: {how}" + (f": {outcome.detail}" if outcome.detail else "")
-
-
-class _Silent:
-    """A log of what leaves no trace: nothing is there yet to write it to."""
-
-    def debug(self, event: str, **fields: Any) -> None:
-        """Say nothing."""
-
-    info = warning = error = debug

@@ -24,21 +24,27 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ratchet.errors import ConfigError, RunFailed, UserError
+from ratchet.errors import ConfigError, RunFailed
 from ratchet.imports import import_chosen
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import TRAINERS
 from ratchet.runtime.gang import FOLDER, RankFiles
 from ratchet.runtime.placement import RankSpec, RoleSpec
-from ratchet.runtime.role import EXIT_CODES, STOP_S, RoleOutcome, log_name, run_role
+from ratchet.runtime.role import (
+    STOP_S,
+    RoleOutcome,
+    leave,
+    log_name,
+    outcome_of_work,
+    run_role,
+)
 from ratchet.transport.mailbox.address import Address
 
 _SIOCGIFADDR: Final = 0x8915
@@ -179,16 +185,9 @@ def main() -> None:
     if not line:
         os._exit(1)
     spec = msgspec.json.decode(line, type=RoleSpec)
-    try:
-        outcome = _run(spec, rank, files.folder)
-    except UserError as error:
-        outcome = RoleOutcome("user_error", str(error))
-    except Exception as error:  # noqa: BLE001 - told to the agent, which ends the gang
-        traceback.print_exc()
-        outcome = RoleOutcome("failed", f"{type(error).__name__}: {error}")
+    outcome = outcome_of_work(lambda: _run(spec, rank, files.folder))
     files.say(outcome)
-    sys.stderr.flush()
-    os._exit(EXIT_CODES[outcome.status])
+    leave(outcome)
 
 
 if __name__ == "__main__":

@@ -33,18 +33,16 @@ import signal
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet.errors import UserError
 from ratchet.observability.logs import BoundLog, configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.gang import FOLDER, Death, LastWords, RankFiles, first_cause
 from ratchet.runtime.placement import RankSpec, RoleSpec
-from ratchet.runtime.role import EXIT_CODES, STOP_S, RoleOutcome, log_name
+from ratchet.runtime.role import STOP_S, RoleOutcome, leave, log_name, outcome_of_work
 from ratchet.runtime.tree import is_last_word
 from ratchet.transport.mailbox.address import Address
 
@@ -224,18 +222,12 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     spec = msgspec.json.decode(commands.readline(), type=RoleSpec)
     try:
-        outcome = _run(spec, commands)
-    except UserError as error:
-        outcome = RoleOutcome("user_error", str(error))
+        outcome = outcome_of_work(lambda: _run(spec, commands))
     except _Terminated:
         outcome = RoleOutcome("stopped")
-    except Exception as error:  # noqa: BLE001 - reported to the launcher, which ends the run
-        traceback.print_exc()
-        outcome = RoleOutcome("failed", f"{type(error).__name__}: {error}")
     report.write(msgspec.json.encode(outcome) + b"\n")
     report.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_CODES[outcome.status])
+    leave(outcome)
 
 
 if __name__ == "__main__":

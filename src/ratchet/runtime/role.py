@@ -20,15 +20,16 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.role import ORDERLY, REGISTRY, TAKEN
 from ratchet.actors.system import System
-from ratchet.errors import ConfigError, StaleTerm, TaskError, UserError
+from ratchet.errors import ConfigError, RunFailed, StaleTerm, TaskError, UserError
 from ratchet.messages import Down, Message, RunEnded, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
@@ -63,6 +64,18 @@ class RoleOutcome(msgspec.Struct, frozen=True):
     detail: str = ""
     replaced: bool = False
     """another process has taken the name, or the term: the run is the other's, and goes on"""
+
+    def check(self) -> None:
+        """Return if it ended in order.
+
+        Raises:
+            RunFailed: the run, or this role for good, failed; the text is the first cause.
+            UserError: the role found something that only the user can mend.
+        """
+        if self.status == "user_error":
+            raise UserError(self.detail)
+        if self.status in {"failed", "run_failed"}:
+            raise RunFailed(self.detail)
 
 
 def outcome_of(reason: str, ended: RunEnded | None = None) -> RoleOutcome:
@@ -214,23 +227,33 @@ def log_stem(name: str) -> str:
     return name if "-" in name else f"{name}-0"
 
 
+def outcome_of_work(work: Callable[[], RoleOutcome]) -> RoleOutcome:
+    """Do the work of a process; what it raises is its outcome, for others to judge."""
+    try:
+        return work()
+    except UserError as error:
+        return RoleOutcome("user_error", str(error))
+    except Exception as error:  # noqa: BLE001 - reported, and it ends the run
+        traceback.print_exc()
+        return RoleOutcome("failed", f"{type(error).__name__}: {error}")
+
+
+def leave(outcome: RoleOutcome) -> NoReturn:
+    """End the process, whatever its threads do."""
+    sys.stderr.flush()
+    os._exit(EXIT_CODES[outcome.status])
+
+
 def main() -> None:
     """Read the spec, run the role, report, leave."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     report = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a user's code prints belongs with the errors, not in the report
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=RoleSpec)
-    try:
-        outcome = asyncio.run(run_role(spec))
-    except UserError as error:
-        outcome = RoleOutcome("user_error", str(error))
-    except Exception as error:  # noqa: BLE001 - reported to the launcher, which ends the run
-        traceback.print_exc()
-        outcome = RoleOutcome("failed", f"{type(error).__name__}: {error}")
+    outcome = outcome_of_work(lambda: asyncio.run(run_role(spec)))
     report.write(msgspec.json.encode(outcome) + b"\n")
     report.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_CODES[outcome.status])
+    leave(outcome)
 
 
 if __name__ == "__main__":

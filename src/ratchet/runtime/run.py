@@ -9,41 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import tempfile
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 
-from ratchet.actors.role import REGISTRY
 from ratchet.config import Config, load_config, parse_config
-from ratchet.errors import ConfigError, RunFailed, UserError
-from ratchet.messages import EndRun
+from ratchet.errors import ConfigError
 from ratchet.observability.logs import Log, configure_logging
 from ratchet.observability.metrics import follow_metrics
 from ratchet.runtime.compose import chosen_roles
 from ratchet.runtime.local import run_in_process
-from ratchet.runtime.placement import Placement, RankSpec
+from ratchet.runtime.one_host import run_processes
 from ratchet.runtime.prepare import check_run, with_fingerprint
-from ratchet.runtime.processes import LocalSupervisor
 from ratchet.runtime.resume import Resume, Resumption, find_config, resume_run
 from ratchet.runtime.reward import Reward, with_reward
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import create_run_directory
-from ratchet.runtime.visitor import Visit, visit
-from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import RoleKind
-
-_LEAVE_S: Final = 6.0
-"""A role that is still starting when the run ends does not hear of it, and is ended after this."""
 
 
 class Run:
@@ -201,18 +189,18 @@ class Run:
         if self._resumed is not None:
             self._tell_resumption(self._resumed, log)
         if self._in_process:
-            self._outcome = await run_in_process(
-                self.config,
-                self.directory,
-                run_id=self.run_id,
-                task=self._task,
-                log=log,
-                stop=self._stop,
-                kill=self._kill,
-                start_step=self._start_step,
-            )
+            run_all = partial(run_in_process, task=self._task)
         else:
-            self._outcome = await self._run_processes(log)
+            run_all = partial(run_processes, roles=self._roles)
+        self._outcome = await run_all(
+            self.config,
+            self.directory,
+            run_id=self.run_id,
+            log=log,
+            stop=self._stop,
+            kill=self._kill,
+            start_step=None if self._resumed is None else self._resumed.step,
+        )
         log.info("run_ended", status=self._outcome.status, detail=self._outcome.detail)
         return self._outcome
 
@@ -231,70 +219,11 @@ class Run:
         if outcome is None:
             msg = "the run has not ended"
             raise RuntimeError(msg)
-        if outcome.status == "user_error":
-            raise UserError(outcome.detail)
-        if outcome.status in {"failed", "run_failed"}:
-            raise RunFailed(outcome.detail)
+        outcome.check()
         if not self.directory.summary.exists():
             return {"status": "stopped", "reason": outcome.detail, "steps": None}
         summary: dict[str, Any] = msgspec.json.decode(self.directory.summary.read_bytes())
         return summary
-
-    async def _run_processes(self, log: Log) -> RoleOutcome:
-        with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
-            placement = self._place(Path(sockets))
-            supervisor = LocalSupervisor(
-                self.config,
-                self.directory,
-                placement=placement,
-                log=log,
-                on_escalation=partial(self._tell_failure, placement, log),
-            )
-            # a trainer of ours hears of a stop from its launcher, that of a guest from the registry
-            ours = any(kind == "trainer" for kind, _ in placement.roles)
-            stop = self._stop if ours else asyncio.Event()
-            ending = None if ours else asyncio.create_task(self._end_on_stop(placement, log))
-            try:
-                return await supervisor.run(stop, self._kill)
-            finally:
-                if ending is not None:
-                    ending.cancel()
-                self.directory.links.unlink(missing_ok=True)
-
-    def _place(self, sockets: Path) -> Placement:
-        token_file = self.config.runtime.token_file or _make_token(sockets / "token")
-        return Placement(
-            roles=self._roles,
-            run_dir=self.directory.root,
-            run_id=self.run_id,
-            registry=Address("unix", str(sockets / f"{REGISTRY}.sock")),
-            key=load_token(token_file),
-            sockets=sockets,
-            config=self.config.to_toml(),
-            token_file=Path(token_file).resolve(),
-            ranks=_ranks(self.config),
-            start_step=self._start_step,
-        )
-
-    async def _end_on_stop(self, placement: Placement, log: Log) -> None:
-        await self._stop.wait()
-        async with self._visit(placement, log) as registry:
-            await registry.describe(self.config.runtime.ask_timeout_s)  # it may still be starting
-            registry.end_run(EndRun("launcher", "stopped", "asked to stop"))
-        await asyncio.sleep(_LEAVE_S)
-        self._kill.set()
-
-    async def _tell_failure(self, placement: Placement, log: Log, cause: str) -> None:
-        """Tell those who have joined from elsewhere."""
-        async with self._visit(placement, log) as registry:
-            registry.end_run(EndRun("launcher", "failed", cause))
-
-    def _visit(self, placement: Placement, log: Log) -> AbstractAsyncContextManager[Visit]:
-        return visit(placement.registry, key=placement.key, log=log, run_id=self.run_id)
-
-    @property
-    def _start_step(self) -> int | None:
-        return None if self._resumed is None else self._resumed.step
 
     @staticmethod
     def _tell_resumption(resumed: Resumption, log: Log) -> None:
@@ -309,18 +238,6 @@ class Run:
             self._error = error
         finally:
             self._ended.set()
-
-
-def _make_token(path: Path) -> str:
-    """Write a new secret that only this user can read."""
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
-    return str(path)
-
-
-def _ranks(config: Config) -> RankSpec | None:
-    num_ranks = config.trainer.ranks_per_node
-    return RankSpec(num_ranks) if num_ranks > 1 else None
 
 
 def _resolve(config: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> Config:

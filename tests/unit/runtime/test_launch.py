@@ -252,6 +252,18 @@ def test_a_signal_to_what_a_run_cannot_do_without_ends_it_everywhere(
     assert told.reason == f"the launcher of {launched.name} was told to stop"
 
 
+def test_an_end_that_cannot_be_told_still_ends_the_role_and_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(message: EndRun) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(world, "end_run", cannot)
+    launched = world.launch("buffer")
+    with pytest.raises(LookupError, match="a bug"):
+        played(launched, launched.request_stop)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.helpers.config import small_config
-from tests.helpers.launched import make_token
 
 from ratchet import Run, cli
 from ratchet.errors import ConfigError, RunFailed, TaskError, UserError
 from ratchet.imports import import_object
-from ratchet.messages import EndRun
-from ratchet.runtime import run as run_module
-from ratchet.runtime.placement import Placement
 from ratchet.runtime.prepare import check_run, with_fingerprint
 from ratchet.runtime.role import RoleOutcome
-from ratchet.runtime.rundir import Links, write_links
 from ratchet.tasks.registry import load_reward
-from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import Prompt
+
+if TYPE_CHECKING:
+    from tests.helpers.scripted_supervisor import Supervisor
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,38 +35,6 @@ class Judge:
     @staticmethod
     def judge(prompt: Prompt, completion: str) -> float:
         return 0.5
-
-
-class Supervisor:
-    """Ends as told; or when it is stopped or killed."""
-
-    outcome: RoleOutcome | Exception | None = None
-    placement: Placement
-    seen: Callable[[Supervisor], Any] = staticmethod(lambda _: None)
-    on_escalation: Callable[[str], Awaitable[None]]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        type(self).placement = kwargs["placement"]
-        self.on_escalation = kwargs["on_escalation"]
-
-    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
-        type(self).seen(self)
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        if self.outcome is not None:
-            return self.outcome
-        waits = {asyncio.ensure_future(stop.wait()): "stop", asyncio.ensure_future(kill.wait()): ""}
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=60)
-        assert done, "neither stopped nor killed"
-        return RoleOutcome("stopped", " and ".join(sorted(waits[task] or "kill" for task in done)))
-
-
-@pytest.fixture
-def supervisor(monkeypatch: pytest.MonkeyPatch) -> type[Supervisor]:
-    monkeypatch.setattr(run_module, "LocalSupervisor", Supervisor)
-    monkeypatch.setattr(Supervisor, "outcome", None)
-    monkeypatch.setattr(Supervisor, "seen", staticmethod(lambda _: None))
-    return Supervisor
 
 
 # --- rewards
@@ -221,131 +183,6 @@ def test_a_mistake_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         Run(small_config(rollout={"max_tokens": 64}), directory=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-
-
-# --- its secret, its roles, its guests
-
-
-def test_the_secret_of_a_run_is_a_private_file_that_goes_with_it(
-    tmp_path: Path, supervisor: type[Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys: list[bytes] = []
-    run = Run(small_config(), directory=tmp_path / "run")
-
-    def look(here: Supervisor) -> None:
-        token_file = here.placement.token_file
-        assert token_file is not None
-        assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
-        assert stat.S_IMODE(token_file.parent.stat().st_mode) == 0o700
-        keys.append(load_token(str(token_file)))
-        write_links(run.directory, Links("unix:/x", run.run_id, str(token_file)))
-
-    monkeypatch.setattr(supervisor, "seen", staticmethod(look))
-    monkeypatch.setattr(supervisor, "outcome", RoleOutcome("stopped"))
-    asyncio.run(run.run())
-    placement = supervisor.placement
-    assert keys == [placement.key]
-    assert placement.token_file is not None
-    assert not placement.token_file.parent.exists()
-    assert not run.directory.links.exists()
-    assert placement.config == run.config.to_toml()
-
-
-def test_a_secret_of_the_users_own_is_used_and_stays(
-    tmp_path: Path, supervisor: type[Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = make_token(tmp_path / "token")
-    monkeypatch.setattr(supervisor, "outcome", RoleOutcome("stopped"))
-    config = small_config(runtime={"token_file": str(token)})
-    asyncio.run(Run(config, directory=tmp_path / "run").run())
-    assert supervisor.placement.token_file == token
-    assert supervisor.placement.key == load_token(str(token))
-    assert token.exists()
-    token.chmod(0o644)
-    with pytest.raises(ConfigError, match="token_file"):
-        Run(config, directory=tmp_path / "open")
-    assert not (tmp_path / "open").exists()
-
-
-@pytest.mark.parametrize(
-    ("roles", "names"),
-    [
-        (None, ["registry", "buffer", "trainer-0", "rollout-0"]),
-        ({"rollout", "registry", "buffer"}, ["registry", "buffer", "rollout-0"]),
-        (("registry", "buffer", "trainer"), ["registry", "buffer", "trainer-0"]),
-    ],
-)
-def test_some_of_the_roles_may_be_a_users_own(
-    tmp_path: Path,
-    supervisor: type[Supervisor],
-    monkeypatch: pytest.MonkeyPatch,
-    roles: Any,
-    names: list[str],
-) -> None:
-    monkeypatch.setattr(supervisor, "outcome", RoleOutcome("finished"))
-    asyncio.run(Run(small_config(), directory=tmp_path / "run", roles=roles).run())
-    assert [name for _, name in supervisor.placement.roles] == names
-
-
-@pytest.mark.parametrize(
-    ("roles", "in_process"),
-    [(["buffer"], False), (["registry", "producer"], False), (["registry"], True)],
-)
-def test_roles_that_cannot_be_started_alone_are_refused(
-    tmp_path: Path, roles: Collection[Any], in_process: bool
-) -> None:
-    with pytest.raises(ConfigError, match=r"roles = .*the registry among them"):
-        Run(small_config(), directory=tmp_path / "run", roles=roles, in_process=in_process)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[EndRun]:
-    """What the registry of a run is told by its launcher."""
-    messages: list[EndRun] = []
-
-    class Link:
-        async def describe(self, timeout_s: float) -> None:
-            pass
-
-        def end_run(self, message: EndRun) -> None:
-            messages.append(message)
-
-    @asynccontextmanager
-    async def visit(*args: Any, **kwargs: Any) -> AsyncIterator[Link]:
-        yield Link()
-
-    monkeypatch.setattr(run_module, "visit", visit)
-    monkeypatch.setattr(run_module, "_LEAVE_S", 0.01)
-    return messages
-
-
-def test_a_stop_without_a_trainer_of_ours_reaches_everyone_through_the_registry(
-    tmp_path: Path, supervisor: type[Supervisor], told: list[EndRun]
-) -> None:
-    with Run(small_config(), directory=tmp_path / "run", roles=("registry", "buffer")) as run:
-        run.stop()
-        assert run.wait(30)["reason"] == "kill"  # who has not left by then is ended
-    assert [(message.status, message.reason) for message in told] == [("stopped", "asked to stop")]
-
-
-def test_guests_hear_why_a_run_has_failed_and_so_does_its_user(
-    tmp_path: Path,
-    supervisor: type[Supervisor],
-    monkeypatch: pytest.MonkeyPatch,
-    told: list[EndRun],
-) -> None:
-    async def run(self: Supervisor, *_: Any) -> RoleOutcome:
-        await self.on_escalation("buffer died")
-        return RoleOutcome("failed", "buffer died")
-
-    monkeypatch.setattr(supervisor, "run", run)
-    with (
-        pytest.raises(RunFailed, match="buffer died"),
-        Run(small_config(), directory=tmp_path / "run") as failing,
-    ):
-        failing.wait(30)
-    assert [(message.status, message.reason) for message in told] == [("failed", "buffer died")]
 
 
 def test_a_run_that_a_guest_has_failed_has_failed(
