@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
 from ratchet.actors.actor import Answer
+from ratchet.actors.leases import Leases
 from ratchet.actors.role import BUFFER, RoleActor
 from ratchet.actors.system import System
 from ratchet.errors import AskTimeout, VersionError
@@ -110,19 +111,13 @@ class ProducerActor(RoleActor[_Inbox]):
 
     def __init__(self, system: System, role: RoleInfo, *, ahead: int = 0) -> None:
         super().__init__(system, role)
-        self._ahead = ahead
-        self._prompts: asyncio.Queue[tuple[Assignment, float]] = asyncio.Queue()
-        self._leases: dict[tuple[int, int], tuple[float, float]] = {}  # taken at, lease ends at
+        self._leases = Leases(self.now, ahead=ahead)
         self._known: set[PolicyVersion] = set()
         self._any_live = False
         self._num_waiting = 0
-        self._buffer = ""  # the life of the buffer that the next two count for
-        self._received = 0
-        self._credit = 0
         self._finished = 0
         self._failed = 0
         self._tokens = 0
-        self._busy_s = 0.0
         self._newest: PolicyVersion | None = None
         self._started = self.now()
 
@@ -130,7 +125,7 @@ class ProducerActor(RoleActor[_Inbox]):
         """What it holds and has done."""
         return {
             "version": self._newest,
-            "in_flight_groups": len(self._leases) + self._prompts.qsize(),
+            "in_flight_groups": self._leases.num_taken + self._leases.num_here,
             "finished_groups": self._finished,
             "failed_groups": self._failed,
             "waits_for_prompts": self._num_waiting > 0,
@@ -185,53 +180,33 @@ class ProducerActor(RoleActor[_Inbox]):
                 who=self.name, on=BUFFER, what="a prompt", since=since, until=since + within_s
             ):
                 async with asyncio.timeout(within_s):
-                    assignment, lease_end = await self._next_under_lease()
+                    return PromptTaken(await self._next_under_lease())
         except TimeoutError:
             msg = f"{self.name} waited {within_s:g} s on {BUFFER} for a prompt"
             raise AskTimeout(msg) from None
         finally:
             self._num_waiting -= 1
-        self._leases[assignment.group_id, assignment.attempt] = (self.now(), lease_end)
-        return PromptTaken(assignment)
 
-    async def _next_under_lease(self) -> tuple[Assignment, float]:
+    async def _next_under_lease(self) -> Assignment:
         while True:
             try:
                 async with asyncio.timeout(_REPEAT_S):
-                    assignment, lease_end = await self._prompts.get()
+                    return await self._leases.take()
             except TimeoutError:
                 self._claim()  # a total: safe to repeat, and the last one may be lost
-                continue
-            if self.now() < lease_end:
-                return assignment, lease_end
-            self._received -= 1  # it lay here too long: the buffer has its credit back
 
     def _claim(self) -> None:
-        """Raise the running total so that each who waits gets a prompt, and `ahead` are here.
-
-        The buffer gives the credit of a lapsed group back, until its late end comes.
-        """
-        now, buffer = self.now(), self.life_of(BUFFER)
-        if buffer != self._buffer:
-            self._count_for(buffer)
-        lapsed = sum(lease_end <= now for _, lease_end in self._leases.values())
-        missing = self._num_waiting + self._ahead - self._prompts.qsize()
-        self._credit = max(self._credit, self._received - lapsed + max(0, missing))
-        if self._credit and self._any_live and buffer:
+        buffer = self.life_of(BUFFER)
+        self._leases.count_for(buffer)
+        credit = self._leases.claim(self._num_waiting)
+        if credit and self._any_live and buffer:
             version = max(self._known) if self._newest is None else self._newest
-            message = ClaimPrompts(self.name, self.role.incarnation, self._credit, version, buffer)
+            message = ClaimPrompts(self.name, self.role.incarnation, credit, version, buffer)
             self.system.ref(BUFFER).tell(message)
 
     def say_again(self) -> None:
         """A new life of the buffer knows nothing of our credit."""
         self._claim()
-
-    def _count_for(self, buffer: str) -> None:
-        """Begin a new count for another life of the buffer: it issues again what is here."""
-        self._buffer, self._received, self._credit = buffer, 0, 0
-        self._leases.clear()
-        while not self._prompts.empty():
-            self._prompts.get_nowait()
 
     def _claimed(self, message: PromptsClaimed) -> None:
         if message.incarnation != self.role.incarnation:
@@ -241,14 +216,13 @@ class ProducerActor(RoleActor[_Inbox]):
             self.log.warning("claim_from_another_life", buffer=message.buffer)
             return
         for assignment in message.assignments:
-            self._received += 1
-            self._prompts.put_nowait((assignment, self.now() + assignment.lease_s))
+            self._leases.put(assignment)
 
     # --- groups
 
     async def _hand_in(self, group: RolloutGroup) -> HandedIn:
         await self._check(group)
-        in_time = self._end_lease(group.group_id, group.attempt)
+        in_time = self._leases.end(group.group_id, group.attempt)
         self._finished += 1
         self._tokens += group.num_tokens
         self._newest = group.versions[-1]
@@ -273,7 +247,7 @@ class ProducerActor(RoleActor[_Inbox]):
 
     def _give_up(self, message: GiveUp) -> None:
         assignment = message.assignment
-        self._end_lease(assignment.group_id, assignment.attempt)
+        self._leases.end(assignment.group_id, assignment.attempt)
         self._failed += 1
         self.system.ref(BUFFER).tell(
             GroupFailed(
@@ -287,22 +261,15 @@ class ProducerActor(RoleActor[_Inbox]):
             )
         )
 
-    def _end_lease(self, group_id: int, attempt: int) -> bool:
-        """Tell whether the lease was still good."""
-        now = self.now()
-        taken_at, lease_end = self._leases.pop((group_id, attempt), (now, now))
-        self._busy_s += now - taken_at
-        return now < lease_end
-
     def _stats(self) -> RolloutStats:
         return RolloutStats(
             worker=self.name,
             incarnation=self.role.incarnation,
             uptime_s=self.now() - self._started,
-            busy_s=self._busy_s,
+            busy_s=self._leases.busy_s,
             generated_tokens=self._tokens,
             finished_groups=self._finished,
             failed_groups=self._failed,
-            in_flight_groups=len(self._leases),
+            in_flight_groups=self._leases.num_taken,
             version=self._newest,
         )
