@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 RestartKind: TypeAlias = Literal["permanent", "transient", "temporary"]
@@ -92,6 +92,24 @@ class Finish:
 
 
 Verdict: TypeAlias = Restart | Escalate | Finish | None
+
+
+def own_end(name: str, verdict: Escalate | Finish | None, rules: Rules) -> End:
+    """Return the end of a supervisor: "normal" if told to stop (None) or all is done, else with the
+    first cause.
+    """
+    if verdict is None:
+        return End(name, "normal", "stopped")
+    if isinstance(verdict, Finish):
+        return replace(verdict.last, who=name, kind="normal")
+    reason = verdict.first.reason
+    if verdict.num_ends > 1:
+        reason += (
+            f" (the first of {verdict.num_ends} ends of {name} within {rules.window_s:g} s, of"
+            f" which max_restarts allows {rules.max_restarts})"
+        )
+    kind: EndKind = "fatal" if verdict.first.kind == "fatal" else "abnormal"
+    return replace(verdict.first, who=name, kind=kind, reason=reason)
 
 
 class Judge:

@@ -15,7 +15,6 @@ the same moment are judged in the order of start, for a child depends on those b
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from typing import Final, Protocol
 from ratchet.actors.restarts import (
     ChildRule,
     End,
-    EndKind,
     Escalate,
     Finish,
     Judge,
@@ -32,6 +30,7 @@ from ratchet.actors.restarts import (
     RestartKind,
     Rules,
     Verdict,
+    own_end,
 )
 from ratchet.actors.system import Log
 
@@ -164,7 +163,7 @@ class Supervisor:
                 await self._tell_escalation(verdict)
         finally:
             await self._stop_all()
-        return self._own_end(verdict)
+        return own_end(self.name, verdict, self._rules)
 
     async def _supervise(self) -> Escalate | Finish | None:
         """Act on one thing after the other; None when told to stop."""
@@ -238,7 +237,8 @@ class Supervisor:
     # --- the end
 
     async def _tell_escalation(self, verdict: Escalate) -> None:
-        self._log.error("supervisor_gives_up", name=self.name, reason=self._cause(verdict))
+        reason = own_end(self.name, verdict, self._rules).reason
+        self._log.error("supervisor_gives_up", name=self.name, reason=reason)
         if self._on_escalation is None:
             return
         try:
@@ -277,25 +277,6 @@ class Supervisor:
 
     async def _kill(self, names: Iterable[str]) -> None:
         await asyncio.gather(*(self._members[name].child.kill() for name in tuple(names)))
-
-    def _own_end(self, verdict: Escalate | Finish | None) -> End:
-        if verdict is None:
-            return End(self.name, "normal", "stopped")
-        if isinstance(verdict, Finish):
-            return dataclasses.replace(verdict.last, who=self.name, kind="normal")
-        kind: EndKind = "fatal" if verdict.first.kind == "fatal" else "abnormal"
-        return dataclasses.replace(
-            verdict.first, who=self.name, kind=kind, reason=self._cause(verdict)
-        )
-
-    def _cause(self, verdict: Escalate) -> str:
-        reason = verdict.first.reason
-        if verdict.num_ends == 1:
-            return reason
-        return (
-            f"{reason} (the first of {verdict.num_ends} ends of {self.name} within"
-            f" {self._rules.window_s:g} s, of which max_restarts allows {self._rules.max_restarts})"
-        )
 
 
 def _now() -> float:
