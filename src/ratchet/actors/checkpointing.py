@@ -97,6 +97,11 @@ class Checkpointing:
         self._log = log
         self._writing: asyncio.Task[None] | None = None
 
+    async def begin_term(self, term: Term, start: StartingPoint | None, *, is_first: bool) -> None:
+        """Write down where a term begins, if there are any checkpoints; as the store does."""
+        if self._store is not None:
+            await self._store.begin_term(term, start, is_first=is_first)
+
     async def stepped(self) -> None:
         """A step was applied; begin a checkpoint if one is due."""
         step = self._publisher.position.step

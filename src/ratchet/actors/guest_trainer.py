@@ -12,7 +12,6 @@ hand that nobody trains.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ratchet.actors.batch_requests import RepeatRequest
@@ -94,16 +93,6 @@ class GuestTrainer(TrainerActor):
             )
             raise StaleTerm(msg)
         super().receive(message)
-
-    def on_failure(
-        self,
-        exception_type: type[BaseException] | None,
-        exception_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Leave the cause; not where another trainer goes on, who writes the summary in the end."""
-        if not isinstance(exception_value, StaleTerm):
-            super().on_failure(exception_type, exception_value, traceback)
 
     async def ask(self, ref: Ref, message: Ask[R], *, timeout: float | None = None) -> R:
         """Ask, and do not go on with a model that no engine can load.

@@ -21,22 +21,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import assert_never
 
-from ratchet.actors.batch_requests import BatchRequests, RepeatRequest
-from ratchet.actors.checkpointing import Checkpointing, CheckpointStore, StartingPoint
-from ratchet.actors.evaluation import Evaluation, evaluate
-from ratchet.actors.evaluations import Evaluations
+from ratchet.actors.batch_requests import RepeatRequest
+from ratchet.actors.checkpointing import CheckpointStore, StartingPoint
+from ratchet.actors.evaluation import Evaluation
 from ratchet.actors.judgement import BatchFilter
-from ratchet.actors.optimisation import Optimisation
-from ratchet.actors.publisher import Publisher, WeightSnapshot
+from ratchet.actors.publisher import WeightSnapshot
 from ratchet.actors.role import BUFFER, RoleActor
-from ratchet.actors.step_metrics import StepMetrics, StepTimes, TrainerOutput
+from ratchet.actors.step_metrics import StepTimes, TrainerOutput
 from ratchet.actors.system import System
-from ratchet.actors.transfer import Ends, Transfers
-from ratchet.actors.weight_sync import SyncEngine, WeightSync
+from ratchet.actors.trainer_parts import trainer_parts
+from ratchet.actors.weight_sync import SyncEngine
 from ratchet.backends.training.base import TrainingBackend
 from ratchet.config import Config
 from ratchet.errors import RunFailed, StaleTerm
@@ -80,72 +77,30 @@ class TrainerActor(RoleActor[_Inbox]):
         start: StartingPoint | None = None,
     ) -> None:
         super().__init__(system, role)
-        self._start = start
-        self._checkpoints = checkpoints
         self._config = config
+        self._start = start
         self._backend = backend
         self._sender = sender
         self._output = output
-        self._patience_s = config.trainer.batch_timeout_s
         self._warm_start_prompts = warm_start_prompts
-        self._registered = asyncio.Event()
-        self._metrics = StepMetrics(self.now)
-        ends: Ends = {"directory": system, "ask": self.ask, "now": self.now, "log": self.log}
-        self._publisher = Publisher(
-            Transfers(sender=sender, timeout_s=config.weights.timeout_s, **ends),
-            **ends,
+        parts = trainer_parts(
+            self,
+            config,
+            backend=backend,
+            sender=sender,
+            output=output,
             snapshot=snapshot,
-            probe=backend.probe if config.needs_probe else None,
-        )
-        self._sync = WeightSync(
-            self._publisher,
-            spawn=self.spawn,
-            after=self.after,
-            wait_for=self.wait_for,
-            patience_s=self._patience_s,
-            metrics=self._metrics,
-        )
-        self._evaluations = Evaluations(
-            config,
-            publisher=self._publisher,
-            evaluate=partial(
-                evaluate, config=config.eval, directory=system, ask=self.ask, log=self.log
-            ),
-            spawn=self.spawn,
-            now=self.now,
-            log=self.log,
-            write=output.evaluation,
-            released=lambda engine: self.actor_ref.tell(SyncEngine(engine)),
-        )
-        self._requests = BatchRequests(
-            self.name,
-            publisher=self._publisher,
-            buffer=lambda: system.ref(BUFFER),
-            life=lambda: self.life_of(BUFFER),
-            after=self.after,
-            repeat_s=system.ask_timeout_s,
-            log=self.log,
-        )
-        self._optimisation = Optimisation(
-            config,
-            backend=backend,
-            publisher=self._publisher,
-            sync=self._sync,
             batch_filter=batch_filter,
-            wait_for=self.wait_for,
-            log=self.log,
+            checkpoints=checkpoints,
         )
-        self._checkpointing = Checkpointing(
-            checkpoints,
-            every_steps=config.checkpoint.every_steps,
-            backend=backend,
-            publisher=self._publisher,
-            account=lambda: self._requests.done,
-            announce=lambda written: system.ref(BUFFER).tell(written),
-            spawn=self.spawn,
-            now=self.now,
-            log=self.log,
-        )
+        self._metrics = parts.metrics
+        self._publisher = parts.publisher
+        self._sync = parts.sync
+        self._evaluations = parts.evaluations
+        self._requests = parts.requests
+        self._optimisation = parts.optimisation
+        self._checkpointing = parts.checkpointing
+        self._registered = asyncio.Event()
         self._stop_reason: str | None = None
         self._stepped_at: float | None = None
 
@@ -266,9 +221,7 @@ class TrainerActor(RoleActor[_Inbox]):
         request = AcquireTerm(self.name, self.role.incarnation)
         acquired: TermAcquired = await self.ask(self.registry, request)
         base, term = None, acquired.term
-        if self._checkpoints is not None:
-            is_first = not acquired.versions
-            await self._checkpoints.begin_term(term, start, is_first=is_first)
+        await self._checkpointing.begin_term(term, start, is_first=not acquired.versions)
         self._output.begin(self._step)
         if start is not None:
             base, self._requests.done = start.version, start.done
@@ -300,7 +253,8 @@ class TrainerActor(RoleActor[_Inbox]):
         """Ask for a batch for exactly the weights in hand; None when the run is to stop."""
         what = f"the batch of step {self._step + 1}"
         batch = self._requests.next()
-        return await self.wait_for(batch, on=BUFFER, what=what, within_s=self._patience_s)
+        within_s = self._config.trainer.batch_timeout_s
+        return await self.wait_for(batch, on=BUFFER, what=what, within_s=within_s)
 
     def _joined(self, role: RoleInfo) -> None:
         if role.kind == "rollout":
