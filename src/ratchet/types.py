@@ -40,6 +40,9 @@ class Packed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     dtype: PackedDtype
     data: bytes
+    """In a message from another process of this host it may be a read-only memoryview of bytes: use
+    what both have, or `bytes(data)`.
+    """
 
     @classmethod
     def of(cls, values: npt.ArrayLike, dtype: PackedDtype) -> Packed:
@@ -59,6 +62,10 @@ class Packed(msgspec.Struct, frozen=True, gc=False, array_like=True):
             self.data, dtype=np.dtype(self.dtype).newbyteorder("<")
         )
         return array
+
+    def count_ones(self, start: int = 0, end: int | None = None) -> int:
+        """Return how many of the values [start, end) are 1, of a mask (uint8)."""
+        return bytes(self.data[start:end]).count(1)
 
     def __len__(self) -> int:
         """Return the number of values."""
@@ -126,7 +133,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False):
     @property
     def num_trained_tokens(self) -> int:
         """Tokens that the loss mask selects."""
-        return self.loss_mask.data.count(1)
+        return self.loss_mask.count_ones()
 
 
 class RolloutGroup(msgspec.Struct, frozen=True, gc=False):

@@ -99,7 +99,7 @@ def _trained_tokens(rollout: Rollout, ages: Mapping[PolicyVersion, int]) -> Coun
     """Return how many trained tokens have each staleness."""
     found: Counter[int] = Counter()
     for span in rollout.spans:
-        number = rollout.loss_mask.data.count(1, span.start, span.end)
+        number = rollout.loss_mask.count_ones(span.start, span.end)
         if number:
             found[ages[span.version]] += number
     return found

@@ -142,7 +142,7 @@ def _builtin(name: FilterName, config: BufferConfig) -> Filter:
 
 def _lengths(group: RolloutGroup) -> list[int]:
     """Return the tokens that the policy made of each rollout: an environment's are not its."""
-    return [r.loss_mask.data.count(1) for r in group.rollouts if _is_whole([r])]
+    return [r.loss_mask.count_ones() for r in group.rollouts if _is_whole([r])]
 
 
 def _own(reference: str, watch: Watch) -> Filter:

@@ -114,7 +114,7 @@ def reference_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> R
 
 def trained_tokens(rows: Iterable[Row]) -> int:
     """Return how many tokens the loss masks select."""
-    return sum(row.loss_mask.data.count(1) for row in rows)
+    return sum(row.loss_mask.count_ones() for row in rows)
 
 
 def plan_micro_batches(

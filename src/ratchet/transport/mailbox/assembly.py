@@ -10,7 +10,8 @@ from io import BytesIO
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.blobs import ARRAY_BYTES
-from ratchet.transport.mailbox.codec import Envelope, Part, decode_envelope
+from ratchet.transport.mailbox.codec import Envelope, Part, Shared, decode_envelope
+from ratchet.transport.mailbox.shared import PeerFiles
 
 
 class Assembly:
@@ -29,14 +30,37 @@ class Assembly:
             ProtocolError: too long, or not an envelope.
         """
         self._num_bytes += len(part.data)
-        if self._num_bytes > self._limit:
-            raise ProtocolError(f"a message exceeds {self._limit} bytes")
+        _check_size(self._num_bytes, self._limit)
         self._open.write(part.data)
         if part.more and not part.cut:
             return None
         # BytesIO gives its buffer away without copying it
         section, self._open = self._open.getvalue(), BytesIO()
-        if self._whole and len(section) < ARRAY_BYTES:
-            raise ProtocolError(f"an array of {len(section)} bytes came beside its message")
+        if self._whole:
+            _check_array(len(section))
         self._whole.append(section)
         return None if part.more else decode_envelope(self._whole[0], self._whole[1:])
+
+
+def decode_shared(frame: Shared, files: PeerFiles, limit: int) -> Envelope:
+    """Return the envelope of a frame, its arrays views of the peer's files; all together have at
+    most `limit` bytes.
+
+    Raises:
+        Unreadable: a file is out of reach.
+        ProtocolError: too long, not an envelope, or a file is not what the peer says.
+    """
+    _check_size(frame.num_bytes, limit)
+    for place in frame.places:
+        _check_array(place.num_bytes)
+    return decode_envelope(frame.body, files.arrays(frame.files, frame.places))
+
+
+def _check_size(num_bytes: int, limit: int) -> None:
+    if num_bytes > limit:
+        raise ProtocolError(f"a message exceeds {limit} bytes")
+
+
+def _check_array(num_bytes: int) -> None:
+    if num_bytes < ARRAY_BYTES:
+        raise ProtocolError(f"an array of {num_bytes} bytes came beside its message")

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec.structs import fields, force_setattr, replace
 
 from ratchet.messages import BatchReady, GroupFinished, Message
+from ratchet.transport.mailbox.shared import Array, is_lasting
 from ratchet.types import Packed, Rollout, RolloutGroup
 
 ARRAY_BYTES: Final = 32 << 10
@@ -50,11 +51,11 @@ def _has_large(message: Message) -> bool:
 
 
 def _is_large(array: Packed) -> bool:
-    # bytes cannot change while they wait; anything else is copied at once
-    return len(array.data) >= ARRAY_BYTES and type(array.data) is bytes
+    # what could change while it waits is copied at once
+    return len(array.data) >= ARRAY_BYTES and is_lasting(array.data)
 
 
-def take_out(message: Message) -> tuple[Message, tuple[int, ...], tuple[bytes, ...]]:
+def take_out(message: Message) -> tuple[Message, tuple[int, ...], tuple[Array, ...]]:
     """Return the message without its large arrays, their places among all its arrays, and them."""
     if not _has_large(message):
         return message, (), ()
@@ -85,7 +86,7 @@ def _lighten_rollout(rollout: Rollout) -> Rollout:
     return replace(rollout, **large) if large else rollout
 
 
-def put_in(message: Message, slots: Sequence[int], arrays: Sequence[bytes]) -> None:
+def put_in(message: Message, slots: Sequence[int], arrays: Sequence[Array]) -> None:
     """Complete a message that has just been decoded and that nobody else has seen.
 
     Raises:

@@ -35,9 +35,10 @@ from ratchet.messages import (
 )
 from ratchet.transport.mailbox.blobs import put_in, take_out
 from ratchet.transport.mailbox.depth import is_free_form, within_depth
+from ratchet.transport.mailbox.shared import Array, FileName, Place
 from ratchet.types import PolicyVersion
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Version of everything in this file; both ends of a link must speak the same."""
 
 CONTROL: Final = 0
@@ -129,6 +130,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     incarnation: str
     run_id: str
     nonce: bytes
+    probe: FileName | None = None
+    """for the peer to try whether it can read files of this process"""
 
 
 class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
@@ -138,12 +141,15 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
     life: str
     delivered: tuple[int, int]
     """pieces received in order, per lane, of the life in the peer's proof; the dialler's: unused"""
+    reads: bool = False
+    """the sender can read files of the peer; the dialler's: unused"""
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     """The dialler would go on from here."""
 
     delivered: tuple[int, int]
+    reads: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -187,6 +193,25 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """the envelope or array ends here, and the next piece begins another array"""
 
 
+class Shared(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """All `count` pieces of one envelope, which has left its arrays behind: they lie in files of
+    the sender, which stay until this is acknowledged.
+    """
+
+    acks: tuple[int, int]
+    lane: int
+    seq: int
+    count: int
+    body: memoryview
+    files: list[FileName]
+    places: list[Place]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole."""
+        return len(self.body) + sum(place.num_bytes for place in self.places)
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     """Acks alone: when there is nothing to carry them, and as a heartbeat."""
 
@@ -199,7 +224,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     reason: str
 
 
-LinkFrame: TypeAlias = Data[Body] | Part | Ack | Bye
+LinkFrame: TypeAlias = Data[Body] | Part | Shared | Ack | Bye
 
 
 _WIRE_TYPES: Final = frozenset(get_args(WireMessage))
@@ -212,10 +237,10 @@ _RawEnvelope: TypeAlias = (
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(HelloFrame)
 _link_decoder: msgspec.msgpack.Decoder[LinkFrame] = msgspec.msgpack.Decoder(
-    Data[_BOUNDED] | Part | Ack | Bye
+    Data[_BOUNDED] | Part | Shared | Ack | Bye
 )
 _raw_link_decoder: msgspec.msgpack.Decoder[LinkFrame] = msgspec.msgpack.Decoder(
-    cast("Any", Data[msgspec.Raw] | Part | Ack | Bye)
+    cast("Any", Data[msgspec.Raw] | Part | Shared | Ack | Bye)
 )
 _raw_envelope_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(
     cast("Any", _RawEnvelope)
@@ -288,7 +313,7 @@ def encode_envelope(envelope: Tell[Any] | Request[Any] | Answer[Any]) -> bytes:
         raise ProtocolError(f"{kind.__name__} cannot be encoded: {error}") from None
 
 
-def encode_parcel(envelope: Tell[Any] | Request[Any]) -> tuple[bytes, tuple[bytes, ...]]:
+def encode_parcel(envelope: Tell[Any] | Request[Any]) -> tuple[bytes, tuple[Array, ...]]:
     """Encode an envelope, less the large arrays of its message, and return those too.
 
     Raises:
@@ -309,7 +334,7 @@ def encode_note(envelope: Failure | Watch | Ended) -> bytes:
     return _encoder.encode(envelope)
 
 
-def decode_envelope(data: bytes, arrays: Sequence[bytes] = ()) -> Envelope:
+def decode_envelope(data: bytes | memoryview, arrays: Sequence[Array] = ()) -> Envelope:
     """Decode an envelope, with the arrays that its message has left behind.
 
     Raises:
@@ -323,7 +348,7 @@ def decode_envelope(data: bytes, arrays: Sequence[bytes] = ()) -> Envelope:
         raise ProtocolError(f"not an envelope: {error}") from None
 
 
-def _decode_laden(data: bytes, arrays: Sequence[bytes]) -> Envelope:
+def _decode_laden(data: bytes | memoryview, arrays: Sequence[Array]) -> Envelope:
     laden = _laden_decoder.decode(data)
     put_in(laden.envelope.body, laden.slots, arrays)
     return cast("Envelope", laden.envelope)

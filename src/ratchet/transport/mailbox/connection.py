@@ -22,6 +22,7 @@ from ratchet.transport.mailbox.codec import (
 from ratchet.transport.mailbox.hello import Handshake, Refused
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
+from ratchet.transport.mailbox.shared import PeerFiles, Unreadable
 from ratchet.transport.mailbox.tls import Guest, begins_like_tls, not_both_tls
 
 _READ_BYTES = 512 << 10
@@ -44,6 +45,10 @@ class Link(Protocol):
 
     def on_broken(self, connection: Connection, error: ProtocolError) -> None:
         """The peer broke the protocol."""
+        ...
+
+    def on_unreadable(self, connection: Connection, error: Unreadable) -> None:
+        """Arrays that the peer shares are out of reach."""
         ...
 
     def on_cut(self, connection: Connection) -> None:
@@ -100,6 +105,7 @@ class Connection(Guest):
         self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
         _bound_buffers(transport)
+        self.handshake.peer_files = PeerFiles.behind(transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._limits.hello_s, self._on_late)
         self._host.on_made(self)
         first = self.handshake.first()
@@ -122,6 +128,9 @@ class Connection(Guest):
                     self._on_hello(view)
         except Refused as refusal:
             self.refuse(refusal)
+        except Unreadable as error:
+            assert self._link is not None  # noqa: S101 - before there is a link nothing is shared
+            self._link.on_unreadable(self, error)
         except ProtocolError as error:
             if self._link is not None:
                 self._link.on_broken(self, error)

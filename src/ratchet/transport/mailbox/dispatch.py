@@ -35,7 +35,7 @@ from ratchet.transport.mailbox.codec import (
     encode_envelope,
     encode_note,
 )
-from ratchet.transport.mailbox.lane import Item
+from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
 

@@ -4,6 +4,8 @@ Consumes the frames of the peer, produces the frames to send, and at the end wha
 to resume their session. Each step waits for one frame of the peer; the connection's time-out
 unblocks it when none comes.
 
+Each end hears whether the other one can read files of its process (`Hello.probe`, `reads`).
+
     dialler                                   listener
     Hello(nonce) ───────────────────────────►
                  ◄─────────────────────────── Hello(nonce)
@@ -43,6 +45,7 @@ from ratchet.transport.mailbox.codec import (
     pack,
 )
 from ratchet.transport.mailbox.session import Session
+from ratchet.transport.mailbox.shared import FileName, PeerFiles
 
 NONCE_BYTES: Final = 32
 RejectKind = Literal["tls", "key", "run", "protocol", "name", "replaced", "busy"]
@@ -90,11 +93,14 @@ class Handshake:
         session_with: Callable[[Hello], Session],
         *,
         wanted: str | None,
+        probe: FileName | None = None,
     ) -> None:
         self._me = me
         self._session_with = session_with
         self._wanted = wanted
-        self._hello = Hello(PROTOCOL, me.name, wanted or "", me.incarnation, me.run_id, nonce)
+        self._hello = Hello(
+            PROTOCOL, me.name, wanted or "", me.incarnation, me.run_id, nonce, probe
+        )
         self._session: Session | None = None
         self._claimed = wanted or "?"
         self.life = ""
@@ -105,6 +111,12 @@ class Handshake:
         self.delivered = (0, 0)
         """what the peer has received of `life`"""
         self.done = False
+        self.peer_files: PeerFiles | None = None
+        """of the process at the other end, if it is on this host"""
+        self.readable: PeerFiles | None = None
+        """the same, if they can be read here"""
+        self.lends = False
+        """the peer can read files of this process"""
 
     @property
     def claimed(self) -> str:
@@ -136,6 +148,7 @@ class Handshake:
         if isinstance(frame, Proof) and self.peer is not None and not self.peer_life:
             return self._on_proof(frame, self.peer)
         if isinstance(frame, Resume) and self.peer_life and not self.dials:
+            self.lends = frame.reads
             self._finish(frame.delivered)
             return pack(Welcome())
         if isinstance(frame, Welcome) and self.peer_life and self.dials:
@@ -201,11 +214,19 @@ class Handshake:
             self._session = self._session_with(peer)
             self.life = self._session.life
         self.peer_life = proof.life
+        self._try_files(peer, self._session)
+        reads = self.readable is not None
         known = self._session.delivered_of(proof.life)
         if self.dials:
-            self.delivered = proof.delivered
-            return pack(Resume(known))
-        return pack(Proof(self._mac("listener"), self.life, known))
+            self.delivered, self.lends = proof.delivered, proof.reads
+            return pack(Resume(known, reads))
+        return pack(Proof(self._mac("listener"), self.life, known, reads))
+
+    def _try_files(self, peer: Hello, session: Session) -> None:
+        """Only now that the peer has proved itself is anything opened that it names."""
+        files, probe = self.peer_files, peer.probe
+        if files is not None and probe is not None and session.may_read and files.can_read(probe):
+            self.readable = files
 
     def _finish(self, delivered: tuple[int, int]) -> None:
         if self._session is None or self._session.life != self.life:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ratchet.errors import RatchetError
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.codec import Envelope
-from ratchet.transport.mailbox.lane import Item
+from ratchet.transport.mailbox.flight import Item
 
 if TYPE_CHECKING:
     from ratchet.transport.mailbox.peer import Peer

@@ -8,91 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, TypeAlias
-
-import msgspec
+from typing import Final
 
 from ratchet.errors import ProtocolError
-from ratchet.transport.mailbox.assembly import Assembly
-from ratchet.transport.mailbox.codec import Body, Data, Envelope, Part, pack, pack_data
+from ratchet.transport.mailbox.assembly import Assembly, decode_shared
+from ratchet.transport.mailbox.codec import Body, Data, Envelope, Part, Shared, pack_data
+from ratchet.transport.mailbox.flight import Batch, Fragment, Item, Run, Sent
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
-
-
-class Item(msgspec.Struct, eq=False):
-    """An envelope on its way, with the arrays that travel beside it."""
-
-    body: bytes
-    deadline: float
-    arrays: tuple[bytes, ...] = ()
-    section: int = 0
-    """what its next piece is of: 0 the envelope, n the n-th array"""
-    offset: int = 0
-    """where in that the next piece begins"""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all that travels."""
-        size = len(self.body)
-        return size + sum(map(len, self.arrays)) if self.arrays else size
-
-    @property
-    def begun(self) -> bool:
-        """A piece of it is numbered, and another one is not."""
-        return self.section > 0 or self.offset > 0
-
-
-class _Batch(msgspec.Struct, eq=False):
-    """Whole envelopes that were sent in one frame: the pieces `first`, `first + 1` ..."""
-
-    first: int
-    items: list[Item]
-    num_bytes: int
-
-    @property
-    def last(self) -> int:
-        return self.first + len(self.items) - 1
-
-    def frame(self, acks: tuple[int, int], lane: int) -> bytes:
-        return pack_data(acks, lane, self.first, [item.body for item in self.items])
-
-    def drop(self, count: int) -> int:
-        """Forget what is acknowledged; return its size."""
-        size = sum(len(item.body) for item in self.items[:count])
-        self.items = self.items[count:]
-        self.first += count
-        self.num_bytes -= size
-        return size
-
-
-class _Fragment(msgspec.Struct, eq=False):
-    """One piece of a long envelope, or of an array."""
-
-    first: int
-    item: Item
-    data: memoryview
-    more: bool
-    cut: bool
-
-    @property
-    def last(self) -> int:
-        return self.first
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.data)
-
-    @property
-    def items(self) -> list[Item]:
-        return [self.item]
-
-    def frame(self, acks: tuple[int, int], lane: int) -> bytearray:
-        return pack(Part(acks, lane, self.first, self.more, self.data, self.cut))
-
-
-_Sent: TypeAlias = _Batch | _Fragment
+_FILL_BYTES: Final = 1 << 20
+"""So much is copied into shared memory in one go."""
 
 
 class Lane:
@@ -103,13 +31,17 @@ class Lane:
         self._limits = limits
         self.queue: deque[Item] = deque()
         self.queue_bytes = 0
-        self.flight: deque[_Sent] = deque()
+        self.flight: deque[Sent] = deque()
         self.flight_bytes = 0
-        self.resend: deque[_Sent] = deque()
+        self.resend: deque[Sent] = deque()
         self._last_seq = 0
         self.acked = 0
         self.delivered = 0
         self._assembly: Assembly | None = None
+        self.lends = False
+        """the peer can read files of this process: large arrays are shared"""
+        self.files: PeerFiles | None = None
+        """those of the peer, if they can be read here"""
 
     # --- out
 
@@ -138,22 +70,24 @@ class Lane:
         if self.flight and self._is_full(size):
             return None
         seq = self._last_seq = self._last_seq + 1
-        self.flight.append(_Batch(seq, [item], size))
+        self.flight.append(Batch(seq, [item], size))
         self.flight_bytes += size
         return pack_data(acks, self.index, seq, (item.body,))
 
     def pull(self, acks: tuple[int, int]) -> bytes | bytearray | None:
-        """Return the next frame, or None if there is nothing to send or no room in the window."""
+        """Return the next frame, or None if there is nothing to send or no room in the window; an
+        empty one if there will be a frame, and other work should have its turn first.
+        """
         if self.resend:
             return self.resend.popleft().frame(acks, self.index)
         if not self.queue:
             return None
         first = self.queue[0]
         if first.arrays or len(first.body) > self._limits.fragment_bytes:
-            return self._pull_fragment(acks)
+            return self._pull_run(acks) if self._is_shared(first) else self._pull_fragment(acks)
         return self._pull_batch(acks)
 
-    def _number(self, sent: _Sent, count: int, num_bytes: int) -> None:
+    def _number(self, sent: Sent, count: int, num_bytes: int) -> None:
         self._last_seq += count
         self.flight.append(sent)
         self.flight_bytes += num_bytes
@@ -176,7 +110,7 @@ class Lane:
         bodies = [items[0].body]
         if queue:
             size = self._fill(items, bodies, size)
-        batch = _Batch(self._last_seq + 1, items, size)
+        batch = Batch(self._last_seq + 1, items, size)
         self._number(batch, len(items), size)
         return pack_data(acks, self.index, batch.first, bodies)
 
@@ -197,21 +131,43 @@ class Lane:
 
     def _pull_fragment(self, acks: tuple[int, int]) -> bytearray | None:
         """Number the next piece of a long envelope."""
-        item = self.queue[0]
-        section = item.arrays[item.section - 1] if item.section else item.body
-        begin = item.offset
-        end = min(begin + self._limits.fragment_bytes, len(section))
-        if self._is_full(end - begin):
+        item, limit = self.queue[0], self._limits.fragment_bytes
+        size = item.next_bytes(limit)
+        if self._is_full(size):
             return None
-        cut = end == len(section)
-        item.section, item.offset = (item.section + 1, 0) if cut else (item.section, end)
-        more = item.section <= len(item.arrays)
-        if not more:
+        fragment = Fragment(self._last_seq + 1, item, *item.cut_off(limit))
+        if not fragment.more:
             self.queue.popleft()
-        data = memoryview(section)[begin:end]
-        fragment = _Fragment(self._last_seq + 1, item, data, more, cut and more)
-        self._number(fragment, 1, end - begin)
+        self._number(fragment, 1, size)
         return fragment.frame(acks, self.index)
+
+    def _is_shared(self, item: Item) -> bool:
+        """Tell whether the arrays of an envelope go by reference."""
+        return (
+            self.lends
+            and not (item.begun or item.copied)
+            and len(item.body) <= self._limits.fragment_bytes
+            and item.array_bytes >= SHARED_BYTES
+        )
+
+    def _pull_run(self, acks: tuple[int, int]) -> bytes | bytearray | None:
+        """Copy some of the arrays to where they are shared; once all are there, number them."""
+        item = self.queue[0]
+        if self._is_full(item.num_bytes):
+            return None
+        try:
+            item.loan = item.loan or Loan(item.arrays)
+            if not item.loan.fill(_FILL_BYTES):
+                return b""
+        except OSError:  # there is no room for a file
+            item.loan, item.copied = None, True
+            return self._pull_fragment(acks)
+        self.queue.popleft()
+        count = item.count(self._limits.fragment_bytes)
+        run = Run(self._last_seq + 1, self._last_seq + count, item, item.loan)
+        item.loan = None
+        self._number(run, count, item.num_bytes)
+        return run.frame(acks, self.index)
 
     def on_ack(self, seq: int) -> None:
         """The peer has every piece up to `seq`."""
@@ -228,11 +184,19 @@ class Lane:
             resend.popleft()
         if flight and flight[0].first <= seq:
             batch = flight[0]
-            assert isinstance(batch, _Batch)  # noqa: S101 - a fragment is one piece
+            if not isinstance(batch, Batch):
+                raise ProtocolError(f"the peer acknowledges {seq}, a part of what it has whole")
             self.flight_bytes -= batch.drop(seq + 1 - batch.first)
 
     def rewind(self) -> None:
         """Send again, on a new connection, everything that is not acknowledged."""
+        if not self.lends:
+            limit = self._limits.fragment_bytes
+            self.flight = deque(
+                piece
+                for sent in self.flight
+                for piece in (sent.fragments(limit) if isinstance(sent, Run) else (sent,))
+            )
         self.resend = self.flight.copy()
 
     def expire(self, now: float) -> Iterator[Item]:
@@ -282,3 +246,20 @@ class Lane:
         self.delivered += 1
         self._assembly = None if envelope is not None else assembly
         return [] if envelope is None else [envelope]
+
+    def on_shared(self, frame: Shared) -> list[Envelope]:
+        """Return the envelope, with its arrays where they lie.
+
+        Raises:
+            Unreadable: they are out of reach.
+        """
+        if not 1 <= frame.count <= self._limits.message_bytes:
+            raise ProtocolError(f"a message of {frame.count} pieces")
+        known = self._known(frame.seq, frame.count)
+        if known == frame.count:
+            return []
+        if known or self._assembly is not None or self.files is None:
+            raise ProtocolError("shared arrays came out of turn")
+        envelope = decode_shared(frame, self.files, self._limits.message_bytes)
+        self.delivered += frame.count
+        return [envelope]

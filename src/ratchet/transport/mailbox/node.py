@@ -22,13 +22,14 @@ from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.connections import Connections
 from ratchet.transport.mailbox.dispatch import Dispatcher
+from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
 from ratchet.transport.mailbox.hub import Log
-from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
 from ratchet.transport.mailbox.session import Session
+from ratchet.transport.mailbox.shared import File, make_probe
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
@@ -117,6 +118,7 @@ class Node:
         self._peers: dict[str, Peer] = {}
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
+        self._probe: File | None = None
         self._connections = Connections(name, limits.connections, log)
         self._former: dict[str, str] = {}
         """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
@@ -134,6 +136,7 @@ class Node:
         Raises:
             ConfigError: the address is taken, is not this machine's, or is not safe.
         """
+        self._probe = make_probe()
         if self.address is not None:
             self._listener = await self._wire.listen(self.address, self._accept)
             self.address = self._listener.address
@@ -214,6 +217,7 @@ class Node:
                     await self._progress.wait()
         for connection in self._connections:
             connection.abort()
+        self._probe = None
         self.log.info("node_stopped", node=self.name)
 
     # --- peers
@@ -300,7 +304,8 @@ class Node:
 
     def _connection(self, *, wanted: str | None) -> Connection:
         nonce = self._random_bytes(NONCE_BYTES)
-        handshake = Handshake(self._me, nonce, self._session_with, wanted=wanted)
+        probe = None if self._probe is None else self._probe.name
+        handshake = Handshake(self._me, nonce, self._session_with, wanted=wanted, probe=probe)
         return Connection(self, handshake, self._limits)
 
     def _accept(self) -> Connection:

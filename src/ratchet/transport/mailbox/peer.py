@@ -32,10 +32,11 @@ from ratchet.transport.mailbox.codec import (
 )
 from ratchet.transport.mailbox.connection import Connection
 from ratchet.transport.mailbox.dial import Dialler
+from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.hub import Hub
-from ratchet.transport.mailbox.lane import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.session import Session
+from ratchet.transport.mailbox.shared import Array, Unreadable
 
 _MAX_RETIRED: Final = 64
 _GATHER_S: Final = 50e-6
@@ -105,7 +106,7 @@ class Peer:
 
     # --- sending
 
-    def send(self, lane: int, envelope: bytes, arrays: tuple[bytes, ...] = ()) -> None:
+    def send(self, lane: int, envelope: bytes, arrays: tuple[Array, ...] = ()) -> None:
         """Queue an encoded envelope, and the arrays that travel beside it. What cannot be delivered
         comes back through `Hub.lost`.
         """
@@ -166,8 +167,9 @@ class Peer:
         self._gathered_bytes = 0
         left = _TURN_BYTES
         while not connection.paused and (frame := self.session.pull()) is not None:
-            self._write(connection, frame)
-            left -= len(frame)
+            if frame:
+                self._write(connection, frame)
+            left -= len(frame) or _TURN_BYTES
             if left <= 0:
                 self._gather()
                 return
@@ -214,6 +216,15 @@ class Peer:
         if connection is self._connection:
             self._hub.log.error("link_broken", peer=self.name, error=str(error))
             self.end(ActorDead(f"the link to {self.name} broke: {error}"))
+
+    def on_unreadable(self, connection: Connection, error: Unreadable) -> None:
+        """Arrays that the peer shares are out of reach: it has ended, or given this node up, or
+        this process has no more descriptors. The next connection brings them as bytes.
+        """
+        self.session.may_read = False
+        note = self._news if isinstance(error.__cause__, FileNotFoundError) else self._alarm
+        note("memory_not_shared", peer=self.name, error=str(error))
+        connection.abort()
 
     def on_cut(self, connection: Connection) -> None:
         """The connection is gone: dial, to learn whether the peer is."""
@@ -269,6 +280,9 @@ class Peer:
         if previous is not None:
             previous.abort()
         try:
+            self.session.share(
+                lends=connection.handshake.lends, files=connection.handshake.readable
+            )
             self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
         except ProtocolError as error:
             self.end(ActorDead(f"the link to {self.name} broke: {error}"))

@@ -26,10 +26,13 @@ from ratchet.transport.mailbox.codec import (
     Data,
     Envelope,
     Part,
+    Shared,
     pack,
 )
-from ratchet.transport.mailbox.lane import Item, Lane
+from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.lane import Lane
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.shared import PeerFiles
 
 _ACK_BYTES: Final = 1 << 20
 """After so many bytes an ack goes out at once: what the peer holds for us it cannot use again."""
@@ -47,6 +50,8 @@ class Session:
         self.life = life
         self.peer_life: str | None = None
         """None before the first connection of this life"""
+        self.may_read = True
+        """arrays that the peer shares were never out of reach"""
         self._owed = 0
         """pieces received since the last acks went out"""
         self._owed_bytes = 0
@@ -70,12 +75,12 @@ class Session:
 
     def pull(self) -> bytes | bytearray | None:
         """Return the next frame to write: control before bulk, each with acks; None if there is
-        nothing, or no room in the window.
+        nothing, or no room in the window; empty if other work should have its turn first.
         """
         control, bulk = self._lanes
         acks = (control.delivered, bulk.delivered)
         frame = control.pull(acks) or bulk.pull(acks)
-        if frame is not None:
+        if frame:
             self._owed = self._owed_bytes = 0
         return frame
 
@@ -84,12 +89,14 @@ class Session:
         self._owed = self._owed_bytes = 0
         return pack(Ack(self.delivered))
 
-    def receive(self, frame: Data[Body] | Part | Ack, num_bytes: int) -> list[Envelope]:
+    def receive(self, frame: Data[Body] | Part | Shared | Ack, num_bytes: int) -> list[Envelope]:
         """Take a frame of `num_bytes`; return the envelopes that it completes, in order.
 
         Raises:
             ProtocolError: a gap, an ack of what was never sent, a lane that does not exist; the
                 session cannot go on.
+            Unreadable: shared arrays are out of reach: the frame is not taken, and the connection
+                is of no more use.
         """
         control, bulk = self._lanes
         control_ack, bulk_ack = frame.acks
@@ -105,6 +112,9 @@ class Session:
         before = lane.delivered
         if isinstance(frame, Part):
             fresh, pieces = lane.on_part(frame), 1
+        elif isinstance(frame, Shared):
+            fresh, pieces = lane.on_shared(frame), frame.count
+            num_bytes += frame.num_bytes
         else:
             fresh, pieces = lane.on_data(frame), len(frame.items)
         self.num_duplicates += before + pieces - lane.delivered
@@ -163,6 +173,13 @@ class Session:
     def knows_other(self, peer_life: str) -> bool:
         """Tell whether this session was with another life of the peer."""
         return self.peer_life is not None and self.peer_life != peer_life
+
+    def share(self, *, lends: bool, files: PeerFiles | None) -> None:
+        """Say, before `resume`, what the ends of the new connection can read of each other: the
+        peer the files of this process, and this process those of the peer.
+        """
+        for lane in self._lanes:
+            lane.lends, lane.files = lends, files
 
     def resume(self, peer_life: str, delivered: tuple[int, int]) -> None:
         """Go on over a new connection; `delivered` is what the peer has of this life.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import msgspec
@@ -24,6 +25,7 @@ from ratchet.transport.mailbox.hello import Handshake, Identity, Refused
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.transport.mailbox.session import Session
+from ratchet.transport.mailbox.shared import FileName, PeerFiles, make_probe
 
 OTHER_KEY = bytes(reversed(KEY))
 
@@ -36,11 +38,16 @@ def make(
     run_id: str = "run",
     session: Session | None = None,
     nonce: bytes | None = None,
+    probe: FileName | None = None,
 ) -> Handshake:
     own = session or Session(f"{name}-life", Limits())
     nonce = nonce or (b"d" if wanted else b"l") * 32
     return Handshake(
-        Identity(name, f"{name}/1", run_id, key), nonce, lambda hello: own, wanted=wanted
+        Identity(name, f"{name}/1", run_id, key),
+        nonce,
+        lambda hello: own,
+        wanted=wanted,
+        probe=probe,
     )
 
 
@@ -78,6 +85,47 @@ def test_both_ends_know_each_other_and_where_they_were() -> None:
         assert end.delivered == (0, 0)
     assert dialler.dials
     assert not listener.dials
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("lends", [True, False])
+def test_each_end_hears_whether_its_files_can_be_read(*, lends: bool, reads: bool) -> None:
+    file = make_probe()
+    assert file is not None
+    dialler, listener = make("a", wanted="b", probe=file.name), make("b", probe=file.name)
+    dialler.peer_files = PeerFiles(os.getpid()) if reads else None
+    listener.peer_files = PeerFiles(os.getpid()) if lends else None
+    steps(dialler, listener)
+    assert (dialler.lends, dialler.readable) == (lends, dialler.peer_files)
+    assert (listener.lends, listener.readable) == (reads, listener.peer_files)
+
+
+def test_what_a_peer_names_is_not_opened_before_it_has_proved_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[FileName] = []
+    monkeypatch.setattr(PeerFiles, "can_read", lambda self, probe: bool(opened.append(probe)))
+    named = FileName(0, 1)
+    dialler, listener = make("a", wanted="b", probe=named), make("b", key=OTHER_KEY)
+    listener.peer_files = PeerFiles(os.getpid())
+    with pytest.raises(Refused, match="same key"):
+        steps(dialler, listener)
+    dialler, listener = make("a", wanted="b"), make("b", probe=named)
+    dialler.peer_files = PeerFiles(os.getpid())
+    listener_frames = steps(dialler, listener)
+    assert len(listener_frames) == 6
+    assert opened == [named]
+    assert not listener.lends
+
+
+def test_files_that_were_out_of_reach_are_not_tried_again() -> None:
+    file, session = make_probe(), Session("b-life", Limits())
+    assert file is not None
+    session.may_read = False
+    dialler, listener = make("a", wanted="b", probe=file.name), make("b", session=session)
+    listener.peer_files = PeerFiles(os.getpid())
+    steps(dialler, listener)
+    assert not dialler.lends
 
 
 def test_each_end_hears_what_the_other_has_of_this_life() -> None:

@@ -1,0 +1,266 @@
+"""Arrays of a message in memory that two processes of one host share: written once, read in place.
+
+Consumes arrays, produces files in memory (memfd) that hold them, and read-only views of those of a
+peer. Waits for nothing.
+
+A file is sealed before anybody hears of it: it can neither change nor shrink, so its reader need
+not trust whoever wrote it. The reader opens it by its number in the sender's process (under
+/proc, which the kernel grants to processes of the same user), and the kernel says which process
+that is (SO_PEERCRED). The memory is freed with the last view or descriptor, whoever has died
+meanwhile. Views that are sent on are not copied: the next process gets the same file.
+
+Each mapping takes two descriptors, its own and the one by which the file is passed on. Once half of
+those that this process may have are taken, arrays are copied out of their file instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import resource
+import socket
+import stat
+import struct
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from ratchet.errors import ProtocolError
+
+SHARED_BYTES: Final = 1 << 20
+"""Arrays of a message that have so many bytes together are shared; to copy fewer is no dearer."""
+
+_ALIGN: Final = 64
+_CREDENTIALS: Final = struct.Struct("3i")
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+Array: TypeAlias = bytes | memoryview
+"""Bytes, or a view of a `Memory`: neither can change."""
+
+
+class Unreadable(Exception):  # noqa: N818 - caught within this package
+    """A file of the peer is out of reach: the peer has ended or closed it, or this process has no
+    more descriptors.
+    """
+
+
+class FileName(NamedTuple):
+    """What a file is called in the process that lends it."""
+
+    fd: int
+    inode: int
+
+
+class Place(NamedTuple):
+    """Where an array lies."""
+
+    file: int
+    """index among the files of the message"""
+    offset: int
+    num_bytes: int
+
+
+class File:
+    """An open file in memory. It is closed with its last reference."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    @property
+    def name(self) -> FileName:
+        """What to call it to another process."""
+        return FileName(self.fd, os.fstat(self.fd).st_ino)
+
+
+class Memory(mmap.mmap):
+    """A sealed file, mapped for reading."""
+
+    file: File
+    _offsets: dict[int, tuple[weakref.ref[memoryview], int]]
+
+    @classmethod
+    def of(cls, file: File, size: int) -> Memory:
+        """Map it."""
+        memory = cls(file.fd, size, access=mmap.ACCESS_READ)
+        memory.file = file
+        memory._offsets = {}
+        return memory
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """Return a view, which keeps the memory."""
+        view = memoryview(self)[offset : offset + num_bytes]
+        self._offsets[id(view)] = weakref.ref(view), offset
+        return view
+
+    def offset_of(self, view: memoryview) -> int | None:
+        """Return where a view begins; None if it is not one that `view` has made."""
+        found, offset = self._offsets.get(id(view), (None, 0))
+        return offset if found is not None and found() is view else None
+
+
+def is_lasting(data: object) -> bool:
+    """Tell whether an array can wait as it is: nobody can change it."""
+    return type(data) is bytes or _place_in(data) is not None
+
+
+def _place_in(data: object) -> tuple[Memory, int] | None:
+    if type(data) is memoryview and type(data.obj) is Memory:
+        offset = data.obj.offset_of(data)
+        if offset is not None:
+            return data.obj, offset
+    return None
+
+
+class Loan:
+    """The arrays of one message, for a reader in another process: a file for those that lie in none
+    yet, and the files of the others.
+
+    Raises:
+        OSError: there is no memory, or no descriptor, for another file.
+    """
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._files: dict[File, int] = {}
+        """and their indices"""
+        self._todo: deque[tuple[int, memoryview]] = deque()
+        self.names: list[FileName] = []
+        self.places: list[Place] = []
+        size = 0
+        for array in arrays:
+            found = _place_in(array)
+            if found is not None:
+                self.places.append(Place(self._index(found[0].file), found[1], len(array)))
+                continue
+            if not size:
+                self._own = _new_file()
+            self.places.append(Place(self._index(self._own), size, len(array)))
+            self._todo.append((size, memoryview(array)))
+            size += -(-len(array) // _ALIGN) * _ALIGN
+        if size:
+            os.ftruncate(self._own.fd, size)
+
+    def _index(self, file: File) -> int:
+        if file not in self._files:
+            self._files[file] = len(self._files)
+            self.names.append(file.name)
+        return self._files[file]
+
+    def fill(self, num_bytes: int) -> bool:
+        """Copy at most so many bytes; True once all are there.
+
+        Raises:
+            OSError: there is no memory for them.
+        """
+        # written and not mapped: pages that are overwritten whole are not cleared first
+        while self._todo and num_bytes > 0:
+            offset, data = self._todo.popleft()
+            done = os.pwrite(self._own.fd, data[:num_bytes], offset)
+            num_bytes -= done
+            if done < len(data):
+                self._todo.appendleft((offset + done, data[done:]))
+            elif not self._todo:
+                fcntl.fcntl(self._own.fd, fcntl.F_ADD_SEALS, _seals())
+        return not self._todo
+
+
+def _seals() -> int:
+    """Nothing of the file changes any more, these seals included."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def _new_file() -> File:
+    return File(os.memfd_create("ratchet-arrays", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+
+
+def make_probe() -> File | None:
+    """Return a file for peers to try whether they can read those of this process; None if it cannot
+    make any.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        file = _new_file()
+        os.pwrite(file.fd, b"\0", 0)
+        fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, _seals())
+    except OSError:
+        return None
+    return file
+
+
+class PeerFiles:
+    """The files of the process at the other end of a Unix socket."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    @classmethod
+    def behind(cls, conn: object) -> PeerFiles | None:
+        """Return those behind an asyncio socket; None if its other end is on another host, of
+        another user, or in a namespace of processes that this one does not see.
+        """
+        if sys.platform != "linux" or getattr(conn, "family", None) != socket.AF_UNIX:
+            return None
+        said = conn.getsockopt(  # type: ignore[attr-defined]  # asyncio.TransportSocket
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        pid, uid, _ = _CREDENTIALS.unpack(said)
+        return cls(pid) if pid > 0 and uid == os.getuid() else None
+
+    def can_read(self, probe: FileName) -> bool:
+        """Tell whether the peer's probe can be opened from here, and is what the peer says."""
+        try:
+            self._open(probe)
+        except (OSError, ProtocolError):
+            return False
+        return True
+
+    def arrays(self, names: Sequence[FileName], places: Sequence[Place]) -> list[Array]:
+        """Return views of arrays of the peer, or copies where no more can be mapped.
+
+        Raises:
+            Unreadable: a file is out of reach.
+            ProtocolError: a file is not what the peer says, could change, or is too short.
+        """
+        try:
+            return _views([self._open(name) for name in names], places)
+        except OSError as error:
+            raise Unreadable(str(error)) from error
+
+    def _open(self, name: FileName) -> tuple[File, int]:
+        file = File(os.open(f"/proc/{self._pid}/fd/{name.fd}", _FLAGS))
+        status = os.fstat(file.fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_ino != name.inode:
+            raise ProtocolError(f"descriptor {name.fd} of the peer is not what it says")
+        try:
+            seals = fcntl.fcntl(file.fd, fcntl.F_GET_SEALS)
+        except OSError:  # on a disk
+            seals = 0
+        if seals & _seals() != _seals():
+            raise ProtocolError(f"descriptor {name.fd} of the peer could still change: not sealed")
+        if not status.st_size:
+            raise ProtocolError(f"descriptor {name.fd} of the peer is empty")
+        return file, status.st_size
+
+
+def _views(opened: list[tuple[File, int]], places: Sequence[Place]) -> list[Array]:
+    for place in places:
+        if not 0 <= place.file < len(opened):
+            raise ProtocolError(f"an array lies in file {place.file} of {len(opened)}")
+        size = opened[place.file][1]
+        if place.offset < 0 or place.num_bytes < 0 or place.offset + place.num_bytes > size:
+            raise ProtocolError(f"an array ends outside its file of {size} bytes")
+    if any(_is_scarce(file.fd) for file, _ in opened):
+        return [os.pread(opened[p.file][0].fd, p.num_bytes, p.offset) for p in places]
+    mapped = [Memory.of(file, size) for file, size in opened]
+    return [mapped[p.file].view(p.offset, p.num_bytes) for p in places]
+
+
+def _is_scarce(fd: int) -> bool:
+    """Tell whether half of all descriptors are taken: a new one has the lowest free number."""
+    return 2 * fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0]
