@@ -11,7 +11,7 @@ and tens of thousands of groups are open at once, which each full collection wou
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -33,6 +33,9 @@ PauseMode = Literal["retract", "in_place"]
 VersionState = Literal["reserved", "live", "burnt"]
 GroupState = Literal["issued", "claimed", "finished", "batched", "trained", "committed", "dropped"]
 PackedDtype = Literal["int32", "int64", "float32", "uint8"]
+
+_LONG: Final = 4096
+"""Bytes of an array from which numpy looks at it in less time than Python."""
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -65,7 +68,11 @@ class Packed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def count_ones(self, start: int = 0, end: int | None = None) -> int:
         """Return how many of the values [start, end) are 1, of a mask (uint8)."""
-        return bytes(self.data[start:end]).count(1)
+        if len(self.data) < _LONG:
+            return bytes(self.data[start:end]).count(1)
+        import numpy as np
+
+        return int(np.count_nonzero(self.numpy()[start:end] == 1))
 
     def __len__(self) -> int:
         """Return the number of values."""
