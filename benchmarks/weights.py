@@ -1,7 +1,7 @@
 """How fast a version moves from the trainer to its engines, against what wire and memory allow.
 
 Run: python benchmarks/weights.py [--rounds 3] [--receivers 1 3] [--buckets 16 64 256]
-     [--kinds broadcast p2p shared]
+     [--kinds broadcast p2p shared] [--models even qwen3]
 
 Every engine is a process. The floors do nothing but move bytes, no gathering, no digests, no
 engine: `broadcast` and `p2p` a bare loop of gloo over the same buckets, `shared` a copy of the
@@ -113,9 +113,9 @@ class Cell(NamedTuple):
 
 
 async def throughput(
-    num_receivers: int, kinds: Sequence[str], bucket_mib: float, rounds: int
+    model: str, num_receivers: int, kinds: Sequence[str], bucket_mib: float, rounds: int
 ) -> None:
-    fleet = Fleet("big", num_receivers)
+    fleet = Fleet(model, num_receivers)
     cells = [Cell(kind, adopt) for kind in kinds for adopt in (True, False)]
     senders: dict[Cell, WeightSender] = {}
     results: dict[Cell, list[Result]] = defaultdict(list)
@@ -131,14 +131,19 @@ async def throughput(
             if number:
                 floors[cell.kind].append(floor)
     for cell in cells:
-        report(num_receivers, bucket_mib, cell, results[cell], floors[cell.kind])
+        report(model, num_receivers, bucket_mib, cell, results[cell], floors[cell.kind])
     for sender in senders.values():
         await sender.close()
     fleet.close()
 
 
 def report(
-    num_receivers: int, bucket_mib: float, cell: Cell, results: list[Result], floors: list[Result]
+    model: str,
+    num_receivers: int,
+    bucket_mib: float,
+    cell: Cell,
+    results: list[Result],
+    floors: list[Result],
 ) -> None:
     first, *later = results
     floor = statistics.median(f.wall_s for f in floors)
@@ -149,7 +154,7 @@ def report(
     best = min(f.wall_s for f in floors) / min(result.wall_s for result in later)
     gigabytes = sum(first.sizes) / 1e9
     print(
-        f"{num_receivers} x {cell.kind:9} {bucket_mib:4g} MiB x {len(first.sizes):3}"
+        f"{model:5} {num_receivers} x {cell.kind:9} {bucket_mib:4g} MiB x {len(first.sizes):3}"
         f" {'adopted' if cell.adopt else 'copied':7}: floor {gigabytes / floor:5.2f} GB/s,"
         f" whole {gigabytes / whole:5.2f} ({floor / whole:4.0%}, best {best:4.0%}),"
         f" waited {waited / whole:4.0%}, paused {paused / whole:4.0%},"
@@ -191,6 +196,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--buckets", type=float, nargs="*", default=[16, 64, 256])
+    models = ["even", "qwen3"]
+    parser.add_argument("--models", nargs="+", choices=models, default=models)
     known = [kind for kind in FLOORS if kind in (*TRANSPORTS, "shared")]
     parser.add_argument("--kinds", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
@@ -199,7 +206,11 @@ def main() -> None:
     for num_receivers in arguments.receivers:
         asyncio.run(latency(num_receivers, arguments.kinds, 50))
         for bucket_mib in arguments.buckets:
-            asyncio.run(throughput(num_receivers, arguments.kinds, bucket_mib, arguments.rounds))
+            for model in arguments.models:
+                run = throughput(
+                    model, num_receivers, arguments.kinds, bucket_mib, arguments.rounds
+                )
+                asyncio.run(run)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,25 @@ from ratchet.types import PauseMode, WeightManifest, WeightRoute
 HOST = "127.0.0.1"
 
 
-def big_model() -> dict[str, torch.Tensor]:
+def even_model() -> dict[str, torch.Tensor]:
     """512 MiB of float32 in tensors of 1 MiB."""
     return {f"layers.{n}.weight": torch.full((512, 512), float(n)) for n in range(512)}
+
+
+def qwen3_model() -> dict[str, torch.Tensor]:
+    """500 MB of bfloat16 in the shapes of Qwen3-0.6B, six layers of it: an embedding of 297 MiB,
+    matrices of 2 to 6 MiB and vectors.
+    """
+    shapes = {"q": (2048, 1024), "k": (1024, 1024), "v": (1024, 1024), "o": (1024, 2048)}
+    shapes |= {"gate": (3072, 1024), "up": (3072, 1024), "down": (1024, 3072)}
+    shapes |= {"norm1": (1024,), "norm2": (1024,), "q_norm": (128,), "k_norm": (128,)}
+    tensors = {"embed": torch.zeros(151_936, 1024, dtype=torch.bfloat16)}
+    for n in range(6):
+        tensors |= {
+            f"{n}.{name}": torch.full(shape, float(n), dtype=torch.bfloat16)
+            for name, shape in shapes.items()
+        }
+    return tensors
 
 
 def small_model() -> dict[str, torch.Tensor]:
@@ -40,7 +56,7 @@ def small_model() -> dict[str, torch.Tensor]:
     return tensors
 
 
-MODELS = {"big": big_model, "small": small_model}
+MODELS = {"even": even_model, "qwen3": qwen3_model, "small": small_model}
 
 
 class Model:

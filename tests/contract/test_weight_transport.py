@@ -94,11 +94,13 @@ def test_one_bit_lost_in_transit_is_caught(
     inspect = Arrived.inspect
     calls = itertools.count()  # from a thread for each engine
 
-    def flip(bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
+    def flip(
+        bucket: torch.Tensor, slots: Sequence[TensorSlot], ends: Iterable[int] = ()
+    ) -> Arrived:
         if next(calls) == 0:
-            arriving = list(arriving)
+            ends = list(ends)
             bucket[70] ^= 1
-        return inspect(bucket, arriving)
+        return inspect(bucket, slots, ends)
 
     async def main() -> None:
         async with Fleet(transport, 3, bucket_mib=bucket_mib) as fleet:

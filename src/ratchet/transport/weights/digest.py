@@ -13,7 +13,7 @@ from typing import Final
 import xxhash
 
 from ratchet.errors import WeightsMismatch
-from ratchet.types import WeightManifest
+from ratchet.types import TensorSlot, WeightManifest
 
 DIGEST_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<qq")
@@ -23,6 +23,35 @@ _HEADER: Final = struct.Struct("<qq")
 def digest_of(data: bytes | memoryview) -> bytes:
     """Return the digest of one contiguous piece; releases the GIL."""
     return xxhash.xxh3_128_digest(data)
+
+
+def digest_as_it_comes(
+    data: memoryview, slots: Sequence[TensorSlot], ends: Iterable[int]
+) -> tuple[bytes, ...]:
+    """Return the digest of each parameter of a bucket that is still arriving. What has come is read
+    at once: it is in the cache, and the next piece travels meanwhile.
+
+    Args:
+        data: the bucket's memory.
+        slots: of the bucket, by offset.
+        ends: how far the bucket has come, in bytes, each time it has come further; to its end.
+    """
+    digests: list[bytes] = []
+    coming = iter(ends)
+    end = 0
+    for slot in slots:
+        hasher = xxhash.xxh3_128()
+        at, stop = slot.offset, slot.offset + slot.num_bytes
+        while at < stop:
+            if end <= at:
+                end = next(coming)
+                continue
+            hasher.update(data[at : min(end, stop)])  # releases the GIL
+            at = min(end, stop)
+        digests.append(hasher.digest())
+    for _ in coming:
+        pass
+    return tuple(digests)
 
 
 def digests_of(parts: Iterable[bytes | memoryview]) -> tuple[bytes, ...]:

@@ -15,16 +15,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.base import AdoptingSink, LoadReport, ProbedSink, WeightSink
-from ratchet.transport.weights.buckets import host_bytes, slot_bytes, view
+from ratchet.transport.weights.buckets import host_bytes, view
 from ratchet.transport.weights.digest import (
     bucket_digest,
     check_trailer,
+    digest_as_it_comes,
     digest_of,
-    digests_of,
     whole_digest,
 )
 from ratchet.transport.weights.plan import slots_by_bucket
@@ -46,16 +47,19 @@ class Arrived(NamedTuple):
     """one per slot"""
 
     @classmethod
-    def inspect(cls, bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
+    def inspect(
+        cls, bucket: torch.Tensor, slots: Sequence[TensorSlot], ends: Iterable[int] = ()
+    ) -> Arrived:
         """Compute the digests of what arrives, as it does; not on the event loop.
 
         Args:
             bucket: takes it.
-            arriving: yields the slots, by offset, each when it has arrived.
+            slots: what lies in it, by offset.
+            ends: see `digest_as_it_comes`; nothing if all of it is there.
         """
         if bucket.device.type != "cpu":
-            arriving = list(arriving)  # one copy to the host for all
-        digests = digests_of(slot_bytes(host_bytes(bucket), arriving))
+            ends = list(ends)  # one copy to the host for all
+        digests = digest_as_it_comes(host_bytes(bucket), slots, chain(ends, [len(bucket)]))
         return cls(bucket, bucket_digest(digests), digests)
 
 
@@ -150,7 +154,8 @@ class _Load:
         self._owners = owners
         self._arrivals = arrivals
         self._sink = sink
-        self._staged: deque[Arrived] = deque()
+        self._staged: deque[tuple[Arrived, dict[str, torch.Tensor]]] = deque()
+        """buckets that the engine has not yet, and its own parameters as they lie in them"""
         self._digests: list[bytes] = []
         self._slot_digests: list[tuple[bytes, ...]] = []
         self._move_s = 0.0
@@ -188,7 +193,13 @@ class _Load:
         start = self._now()
         for _ in range(min(limit, len(self._buckets) - len(self._digests))):
             arrived = await self._arrivals.bucket()
-            self._staged.append(arrived)
+            slots = self._buckets[len(self._digests)]
+            tensors = {
+                name: view(arrived.bucket, slot)
+                for slot in slots
+                for name in self._owners[slot.name]
+            }
+            self._staged.append((arrived, tensors))
             self._digests.append(arrived.digest)
             self._slot_digests.append(arrived.slot_digests)
         if len(self._digests) == len(self._buckets):
@@ -201,7 +212,7 @@ class _Load:
         """
         return (
             len(self._staged) == len(self._buckets)
-            and all(arrived.bucket.device == sink.adopts for arrived in self._staged)
+            and all(arrived.bucket.device == sink.adopts for arrived, _ in self._staged)
             and all(len(names) <= 1 for names in self._owners.values())
         )
 
@@ -209,12 +220,9 @@ class _Load:
         """Hand the staged memory over. What it holds was verified there, so nothing but whether the
         engine generates with it is left to see.
         """
-        tensors = {
-            name: view(arrived.bucket, slot)
-            for arrived, slots in zip(self._staged, self._buckets, strict=True)
-            for slot in slots
-            for name in self._owners[slot.name]
-        }
+        tensors: dict[str, torch.Tensor] = {}
+        for _, each in self._staged:
+            tensors |= each
         adopted = self._arrivals.hand_over()
         await sink.adopt(tensors)
         if verify:
@@ -225,18 +233,16 @@ class _Load:
         adopted()  # not sooner: what the engine may still generate with is not received into
 
     async def _copy(self, *, verify: bool) -> None:
-        for slots in self._buckets:
+        for _ in self._buckets:
             if not self._staged:
                 await self._stage(1)
-            await self._write(slots)
+            await self._write()
         if verify:
             await self._verify()
 
-    async def _write(self, slots: Sequence[TensorSlot]) -> None:
-        arrived = self._staged.popleft()
-        await self._sink.write(
-            {name: view(arrived.bucket, slot) for slot in slots for name in self._owners[slot.name]}
-        )
+    async def _write(self) -> None:
+        arrived, tensors = self._staged.popleft()
+        await self._sink.write(tensors)
         self._arrivals.release(arrived)
 
     async def _verify(self) -> None:

@@ -67,6 +67,7 @@ class Gathering:
         source: WeightSource,
         allocate: Callable[[], Sequence[torch.Tensor]],
         lanes: Sequence[str],
+        large: int,
         *,
         in_place: bool = False,
     ) -> None:
@@ -78,6 +79,7 @@ class Gathering:
             allocate: returns the two staging buffers, each as large as the largest bucket; called
                 on the gathering thread.
             lanes: names of those that will read.
+            large: `large_bytes` of their groups.
             in_place: leave large tensors in host memory where they are, and let them travel from
                 there.
         """
@@ -87,6 +89,7 @@ class Gathering:
         self._slots = slots_by_bucket(manifest)
         self._source = source
         self._allocate = allocate
+        self._large = large
         self._in_place = in_place
         self._buffers: list[Gathered] = []
         self._digests: dict[int, bytes] = {}
@@ -152,12 +155,13 @@ class Gathering:
         slots = self._slots[part]
         tensors = self._source.read([slot.name for slot in slots])
         on_host = bucket.device.type == "cpu"
-        pieces = pieces_of(slots, len(bucket), split=on_host)
         left: dict[str, torch.Tensor] = {}
         if on_host and self._in_place:
-            named = {slot.name: tensor for slot, tensor in zip(slots, tensors, strict=True)}
-            large = [piece.large for piece in pieces if piece.large]
-            left = {name: named[name] for name in large if lies_on_host(named[name])}
+            left = {
+                slot.name: flat_bytes(tensor)
+                for slot, tensor in zip(slots, tensors, strict=True)
+                if slot.num_bytes >= self._large and lies_on_host(tensor)
+            }
         packed = pack(bucket, slots, tensors, left)
         if on_host:
             digest = bucket_digest(digests_of(map(host_bytes, packed)))
@@ -167,11 +171,13 @@ class Gathering:
         if self._digests.setdefault(part, digest) != digest:
             msg = f"the trainer's parameters in bucket {part} changed during the transfer"
             raise TransferFailed(msg)
+        if not on_host:
+            return [bucket]
         return [
-            flat_bytes(left[piece.large])
+            left[piece.large][piece.offset : piece.offset + piece.end - piece.start]
             if piece.large in left
             else bucket[piece.start : piece.end]
-            for piece in pieces
+            for piece in pieces_of(slots, len(bucket), self._large)
         ]
 
     def _wait_for_lanes(self) -> None:

@@ -76,7 +76,7 @@ def make_manifest(
                 num_bytes=num_bytes,
             )
         )
-        sizes[-1] = _align(sizes[-1] + num_bytes)
+        sizes[-1] = align(sizes[-1] + num_bytes)
     if not slots:
         msg = "the trainer describes no parameter, so there is nothing to send"
         raise ValueError(msg)
@@ -101,6 +101,11 @@ def tensor_bytes(spec: TensorSpec | TensorSlot) -> int:
         msg = f"{spec.name} has dtype {spec.dtype!r}; known: {', '.join(ITEM_BYTES)}"
         raise ValueError(msg)
     return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
+
+
+def align(size: int) -> int:
+    """Return where the next slot can begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def slots_by_bucket(manifest: WeightManifest) -> tuple[tuple[TensorSlot, ...], ...]:
@@ -220,7 +225,3 @@ def _listed(what: str, items: Iterable[str]) -> str:
         return ""
     more = ", ..." if len(found) > _NAMED else ""
     return f"{what} ({len(found)}): {', '.join(found[:_NAMED])}{more}"
-
-
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

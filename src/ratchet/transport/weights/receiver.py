@@ -31,6 +31,7 @@ from ratchet.transport.weights.meeting import (
     patience_s,
     wait_for_go,
 )
+from ratchet.transport.weights.pieces import large_bytes
 from ratchet.transport.weights.plan import check_specs
 from ratchet.transport.weights.scope import LoadScope
 from ratchet.transport.weights.shared_door import SHARED, host_id
@@ -206,7 +207,8 @@ def _receive_round(
     assert go.group is not None  # noqa: S101 - else `wait_for_go` has raised
     limit = deadline.within(limit_s)
     group = link.enter(go.group, route.backend, go.rank, go.size, limit)
-    receive_round(link, group, manifest, inbox, go.first, deadline, limit_s)
+    large = large_bytes(route.world_size)
+    receive_round(link, group, manifest, inbox, go.first, deadline, limit_s, large)
 
 
 def _receive_shared(

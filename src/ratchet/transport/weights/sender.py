@@ -26,6 +26,7 @@ from ratchet.transport.weights.groups import Deadline, check_backend, choose_bac
 from ratchet.transport.weights.lane import Lane, LanePlan
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Answers
+from ratchet.transport.weights.pieces import large_bytes
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 from ratchet.transport.weights.shared_door import SHARED
 from ratchet.transport.weights.shared_lane import Neighbours, SharedLane
@@ -187,17 +188,21 @@ class Sender:
         del self._store
 
     def _gathering(self, transfer: _Transfer) -> Gathering:
-        sizes = [max(transfer.manifest.bucket_bytes)] * NUM_STAGING
+        staging = [max(transfer.manifest.bucket_bytes)] * NUM_STAGING
         device = device_of(transfer.backend)
         points = [plan.point for plan in transfer.lanes.values()]
         allocate: Callable[[], Sequence[torch.Tensor]]
-        allocate = partial(self._staging.buffers, sizes, device)
+        allocate = partial(self._staging.buffers, staging, device)
         shares = SHARED in transfer.lanes
         if shares:
             self._staging.free()
             allocate = self._neighbours.slots
         in_place = not (shares or self._is_direct)  # else a bucket travels as a whole
-        return Gathering(transfer.manifest, self._source, allocate, points, in_place=in_place)
+        sizes = [len(plan.engines) + 1 for key, plan in transfer.lanes.items() if key != SHARED]
+        large = large_bytes(max(sizes, default=0))
+        return Gathering(
+            transfer.manifest, self._source, allocate, points, large, in_place=in_place
+        )
 
     @property
     def _is_direct(self) -> bool:

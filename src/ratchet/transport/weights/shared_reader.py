@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet.transport.weights.inbox import Inbox
-    from ratchet.types import TensorSlot, WeightManifest
+    from ratchet.types import WeightManifest
+
+_COPIED_BYTES: Final = 2**20
+"""What is copied before it is read: far less than the cache holds."""
 
 _GONE: Final = "the trainer goes on without this engine, or is gone"
 
@@ -82,7 +85,7 @@ class SharedReader:
             bucket = segment.slots[self._expect(part, deadline, check)][:size]
             if staging is not None:
                 own = staging[part][:size]
-                arrived = Arrived.inspect(own, _copied(own, bucket, slots))
+                arrived = Arrived.inspect(own, slots, _copied(own, bucket))
                 self._give_room()
             else:
                 arrived = Arrived.inspect(bucket, slots)
@@ -170,11 +173,9 @@ def _heard(conn: socket.socket) -> bytes:
     return b""
 
 
-def _copied(
-    to: torch.Tensor, bucket: torch.Tensor, slots: Sequence[TensorSlot]
-) -> Iterator[TensorSlot]:
-    """Copy a bucket, slot by slot; who reads one at once finds it in the cache."""
-    ends = (*(slot.offset for slot in slots[1:]), len(bucket))
-    for slot, end in zip(slots, ends, strict=True):
-        to[slot.offset : end] = bucket[slot.offset : end]
-        yield slot
+def _copied(to: torch.Tensor, bucket: torch.Tensor) -> Iterator[int]:
+    """Copy a bucket, and yield how far: who reads it at once finds it in the cache."""
+    for start in range(0, len(bucket), _COPIED_BYTES):
+        end = min(start + _COPIED_BYTES, len(bucket))
+        to[start:end] = bucket[start:end]
+        yield end

@@ -21,9 +21,9 @@ from ratchet.transport.weights.gathering import Gathering
 from ratchet.transport.weights.groups import Deadline, Group
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
-from ratchet.transport.weights.pieces import Piece, pieces_of
+from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import TensorSlot, WeightManifest
+from ratchet.types import WeightManifest
 
 
 def send_round(
@@ -71,9 +71,10 @@ def receive_round(
     first: int,
     deadline: Deadline,
     limit_s: float,
+    large: int,
 ) -> None:
     """Receive all parts from `first` on, and hand over those that the inbox has not had yet: a
-    round begins with the first part that any of its engines lacks.
+    round begins with the first part that any of its engines lacks. `large` is that of the trainer.
 
     Raises:
         TransferFailed: if the trainer or a peer was lost, or a bucket took too long.
@@ -94,15 +95,17 @@ def receive_round(
         arrived: Arrived | None = None
         try:
             limit = deadline.within(limit_s)
-            pieces = pieces_of(buckets[part], num_bytes, split=group.device.type == "cpu")
-            waits = [group.move(bucket[piece.start : piece.end], limit) for piece in pieces]
+            pieces = [(0, num_bytes)]
+            if group.device.type == "cpu":
+                pieces = [piece[:2] for piece in pieces_of(buckets[part], num_bytes, large)]
+            waits = [group.move(bucket[start:end], limit) for start, end in pieces]
             if part == len(buckets) - 1:  # begun together: one wake-up less
                 wait_for_trailer = group.move(trailer, deadline.within(limit_s))
-            arriving = _arriving(pieces, waits)
+            ends = _arriving([end for _, end in pieces], waits)
             if part == inbox.has:
-                arrived = Arrived.inspect(bucket, arriving)
+                arrived = Arrived.inspect(bucket, buckets[part], ends)
             else:
-                list(arriving)
+                list(ends)
         finally:
             if has_room and arrived is None:
                 inbox.return_room()
@@ -114,10 +117,8 @@ def receive_round(
     inbox.put_trailer(bytes(host_bytes(trailer)))
 
 
-def _arriving(pieces: Sequence[Piece], waits: Sequence[Callable[[], None]]) -> Iterator[TensorSlot]:
-    """Yield the slots of a bucket, each when it has arrived: who reads it at once finds it in the
-    cache, and does so while the next one travels.
-    """
-    for piece, wait in zip(pieces, waits, strict=True):
+def _arriving(ends: Sequence[int], waits: Sequence[Callable[[], None]]) -> Iterator[int]:
+    """Yield the end of each piece of a bucket when it has arrived."""
+    for end, wait in zip(ends, waits, strict=True):
         wait()
-        yield from piece.slots
+        yield end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +14,7 @@ from ratchet.transport.weights.base import TensorSpec
 from ratchet.transport.weights.digest import (
     bucket_digest,
     check_trailer,
+    digest_as_it_comes,
     digest_of,
     digests_of,
     make_trailer,
@@ -44,6 +47,30 @@ def test_the_digest_of_a_bucket_is_over_those_of_its_parameters() -> None:
     assert digests == (digest_of(b""), digest_of(b"ratchet"), digest_of(b"a"))
     assert bucket_digest(digests) == xxhash.xxh3_128_digest(b"".join(digests))
     assert bucket_digest(digests) != bucket_digest(digests[::-1])
+
+
+@unhurried
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=6), st.data())
+def test_a_bucket_is_read_as_it_comes(sizes: list[int], data: st.DataObject) -> None:
+    plan = manifest_of(*sizes, bucket_bytes=10**6)
+    (num_bytes,) = plan.bucket_bytes
+    content = bytes(range(256)) * (num_bytes // 256 + 1)
+    bucket = bytearray(num_bytes)
+    ends = sorted(data.draw(st.lists(st.integers(0, num_bytes), max_size=5)))
+    last = 0
+
+    def come() -> Iterator[int]:
+        nonlocal last
+        for end in (*ends, num_bytes):
+            bucket[last:end] = content[last:end]
+            last = end
+            yield end
+
+    found = digest_as_it_comes(memoryview(bucket), plan.slots, come())
+    assert found == tuple(
+        digest_of(content[slot.offset : slot.offset + slot.num_bytes]) for slot in plan.slots
+    )
+    assert last == num_bytes, "what nobody reads is waited for as well"
 
 
 @unhurried

@@ -12,7 +12,6 @@ import torch
 from tests.helpers.weights import FakeSource, digest_of_tensors, make_tensors
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights import pieces
 from ratchet.transport.weights.buckets import view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
 from ratchet.transport.weights.gathering import Gathered, Gathering
@@ -39,6 +38,7 @@ class Lanes:
             self.source,
             lambda: [torch.zeros(size, dtype=torch.uint8) for _ in range(2)],
             lanes,
+            2**20,
         )
         self.error: BaseException | None = None
         self.runs = threading.Thread(target=self._run)
@@ -245,17 +245,14 @@ def test_stop_unblocks_a_lane_at_once(opened: list[Lanes]) -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_large_tensors_travel_from_where_they_are(
-    in_place: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pieces, "LARGE_BYTES", 2**16)
+def test_large_tensors_travel_from_where_they_are(in_place: bool) -> None:
     tensors = make_tensors(1)
     turned = torch.randn(300, 300).t()
     tensors["embed.weight"], tensors["turned"] = torch.randn(300, 300), turned
     source = FakeSource(tensors)
     manifest = make_manifest(source.specs(), 2**20, term=1, version=2, step=2)
     staging = [torch.zeros(max(manifest.bucket_bytes), dtype=torch.uint8) for _ in range(2)]
-    gathering = Gathering(manifest, source, lambda: staging, ["a"], in_place=in_place)
+    gathering = Gathering(manifest, source, lambda: staging, ["a"], 2**16, in_place=in_place)
     thread = threading.Thread(target=gathering.run)
     thread.start()
     arrived: list[torch.Tensor] = []
@@ -263,7 +260,8 @@ def test_large_tensors_travel_from_where_they_are(
     for part, slots in enumerate(slots_by_bucket(manifest)):
         bucket = torch.zeros(manifest.bucket_bytes[part], dtype=torch.uint8)
         with gathering.bucket("a", part, Deadline(20.0)) as gathered:
-            for piece, data in zip(pieces_of(slots, len(bucket)), gathered.pieces, strict=True):
+            pieces = pieces_of(slots, len(bucket), 2**16)
+            for piece, data in zip(pieces, gathered.pieces, strict=True):
                 bucket[piece.start : piece.end] = data
                 at.add(data.data_ptr())
         arrived += [view(bucket, slot) for slot in slots]

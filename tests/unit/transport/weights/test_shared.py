@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -141,8 +141,10 @@ def test_room_is_given_when_a_bucket_was_copied_and_not_before(
     rooms, copies = itertools.count(), itertools.count()
     given = 0
 
-    def watch(bucket: torch.Tensor, arriving: Iterable[TensorSlot]) -> Arrived:
-        arrived = inspect(bucket, arriving)
+    def watch(
+        bucket: torch.Tensor, slots: Sequence[TensorSlot], ends: Iterable[int] = ()
+    ) -> Arrived:
+        arrived = inspect(bucket, slots, ends)
         assert given == next(copies) + 2
         return arrived
 

@@ -18,6 +18,7 @@ from ratchet.transport.weights.stream import receive_round
 
 CPU = torch.device("cpu")
 MANIFEST = make_manifest(specs_of(make_tensors(1), {}), 2**17, term=1, version=1, step=1)
+LARGE = 2**20
 NUM_BUCKETS = len(MANIFEST.bucket_bytes)
 
 
@@ -60,9 +61,11 @@ def test_what_is_sent_again_goes_nowhere_near_what_is_staged(breaks_at: int) -> 
         assert inbox.is_whole
         link = Link("127.0.0.1", 1, "unused", CPU)
         with pytest.raises(TransferFailed, match="lost"):
-            receive_round(link, FakeGroup(0, breaks_at, 10), MANIFEST, inbox, 0, Deadline(1.0), 1.0)
+            receive_round(
+                link, FakeGroup(0, breaks_at, 10), MANIFEST, inbox, 0, Deadline(1.0), 1.0, LARGE
+            )
         assert inbox.has == breaks_at
-        receive_round(link, FakeGroup(0, None, 100), MANIFEST, inbox, 0, Deadline(1.0), 1.0)
+        receive_round(link, FakeGroup(0, None, 100), MANIFEST, inbox, 0, Deadline(1.0), 1.0, LARGE)
         for part in range(NUM_BUCKETS):
             arrived = await inbox.bucket()
             assert arrived.bucket.unique().tolist() == [part + (10 if part < breaks_at else 100)]
