@@ -14,7 +14,7 @@ import msgspec
 import msgspec.inspect as mi
 
 from ratchet.messages import GroupFinished, Message, WireMessage
-from ratchet.transport.mailbox.blobs import ARRAY_BYTES
+from ratchet.transport.mailbox.blobs import LEAST_BYTES
 from ratchet.transport.mailbox.codec import (
     HEADER_BYTES,
     PROTOCOL,
@@ -32,6 +32,7 @@ from ratchet.transport.mailbox.codec import (
     Reject,
     Request,
     Resume,
+    Shared,
     Tell,
     Watch,
     Welcome,
@@ -39,6 +40,7 @@ from ratchet.transport.mailbox.codec import (
     encode_note,
     pack,
 )
+from ratchet.transport.mailbox.shared import FileName, Place
 
 MESSAGES: tuple[type[Message], ...] = get_args(WireMessage)
 INTS = (0, 1, -1, 127, 128, 255, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**64 - 1)
@@ -157,6 +159,8 @@ def link_frame(
         frame = Data(acks, lane, seq, items)
     elif draw < 0.72:
         return b"".join(_parcel(rng, receiver, acks, lane, seq))
+    elif draw < 0.725:
+        frame = _shared(rng, acks, lane, seq)
     elif draw < 0.8:
         whole = envelope(rng, receiver)
         cut = rng.randrange(len(whole) + 1)
@@ -169,13 +173,20 @@ def link_frame(
     return bytes(pack(frame))
 
 
+def _shared(rng: random.Random, acks: tuple[int, int], lane: int, seq: int) -> Shared:
+    """Arrays that lie in no file that could be read."""
+    files = [FileName(rng.choice(INTS), rng.choice(INTS)) for _ in range(rng.randrange(3))]
+    places = [Place(rng.choice(INTS), rng.choice(INTS), rng.choice(INTS)) for _ in range(2)]
+    return Shared(acks, lane, seq, rng.choice((0, 1, 3, *INTS)), memoryview(b""), files, places)
+
+
 def _parcel(
     rng: random.Random, receiver: str, acks: tuple[int, int], lane: int, seq: int
 ) -> list[bytes]:
     """The pieces of a message whose arrays travel beside it, some of them lost or changed."""
     light = example(GroupFinished, rng)
     sizes = rng.choices(
-        (ARRAY_BYTES, ARRAY_BYTES + 5, ARRAY_BYTES - 1), (5, 2, 1), k=rng.choice((1, 2))
+        (LEAST_BYTES, LEAST_BYTES + 5, LEAST_BYTES - 1), (5, 2, 1), k=rng.choice((1, 2))
     )
     arrays = [rng.randbytes(size) for size in sizes]
     slots = tuple(rng.choice((0, 1, 2, 3, rng.choice(INTS))) for _ in arrays)

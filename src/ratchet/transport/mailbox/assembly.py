@@ -9,7 +9,7 @@ from __future__ import annotations
 from io import BytesIO
 
 from ratchet.errors import ProtocolError
-from ratchet.transport.mailbox.blobs import ARRAY_BYTES
+from ratchet.transport.mailbox.blobs import LEAST_BYTES
 from ratchet.transport.mailbox.codec import Envelope, Part, Shared, decode_envelope
 from ratchet.transport.mailbox.shared import PeerFiles
 
@@ -62,5 +62,5 @@ def _check_size(num_bytes: int, limit: int) -> None:
 
 
 def _check_array(num_bytes: int) -> None:
-    if num_bytes < ARRAY_BYTES:
+    if num_bytes < LEAST_BYTES:
         raise ProtocolError(f"an array of {num_bytes} bytes came beside its message")

@@ -15,11 +15,13 @@ from typing import Final
 from msgspec.structs import fields, force_setattr, replace
 
 from ratchet.messages import BatchReady, GroupFinished, Message
-from ratchet.transport.mailbox.shared import Array, is_lasting
+from ratchet.transport.mailbox.shared import SHARED_BYTES, Array, is_lasting
 from ratchet.types import Packed, Rollout, RolloutGroup
 
 ARRAY_BYTES: Final = 32 << 10
 """An array of this size travels beside its message; a smaller one is copied with it."""
+LEAST_BYTES: Final = 8 << 10
+"""So does one of this size, if those of its message can be shared: they need not be long."""
 
 _NAMES: Final = tuple(field.name for field in fields(Rollout) if field.type is Packed)
 _of_rollout: Final = attrgetter(*_NAMES)
@@ -42,46 +44,54 @@ def _arrays(message: Message) -> list[Packed]:
     ]
 
 
-def _has_large(message: Message) -> bool:
-    return any(
-        max(map(len, _data_of_rollout(rollout))) >= ARRAY_BYTES
-        for group in _groups(message)
-        for rollout in group.rollouts
+def _largest(message: Message) -> int:
+    return max(
+        (
+            max(map(len, _data_of_rollout(rollout)))
+            for group in _groups(message)
+            for rollout in group.rollouts
+        ),
+        default=0,
     )
 
 
-def _is_large(array: Packed) -> bool:
+def _leaves(array: Packed, least: int) -> bool:
     # what could change while it waits is copied at once
-    return len(array.data) >= ARRAY_BYTES and is_lasting(array.data)
+    return len(array.data) >= least and is_lasting(array.data)
 
 
 def take_out(message: Message) -> tuple[Message, tuple[int, ...], tuple[Array, ...]]:
     """Return the message without its large arrays, their places among all its arrays, and them."""
-    if not _has_large(message):
+    if _largest(message) < LEAST_BYTES:
         return message, (), ()
     arrays = _arrays(message)
-    slots = tuple(slot for slot, array in enumerate(arrays) if _is_large(array))
-    return _lighten(message), slots, tuple(arrays[slot].data for slot in slots)
+    total = sum(len(array.data) for array in arrays)
+    least = LEAST_BYTES if total >= SHARED_BYTES else ARRAY_BYTES
+    slots = tuple(slot for slot, array in enumerate(arrays) if _leaves(array, least))
+    if not slots:
+        return message, (), ()
+    return _lighten(message, least), slots, tuple(arrays[slot].data for slot in slots)
 
 
-def _lighten(message: Message) -> Message:
+def _lighten(message: Message, least: int) -> Message:
     if isinstance(message, GroupFinished):
-        return replace(message, group=_lighten_group(message.group))
+        return replace(message, group=_lighten_group(message.group, least))
     if isinstance(message, BatchReady):
-        groups = tuple(map(_lighten_group, message.batch.groups))
+        groups = tuple(_lighten_group(group, least) for group in message.batch.groups)
         return replace(message, batch=replace(message.batch, groups=groups))
     return message
 
 
-def _lighten_group(group: RolloutGroup) -> RolloutGroup:
-    return replace(group, rollouts=tuple(map(_lighten_rollout, group.rollouts)))
+def _lighten_group(group: RolloutGroup, least: int) -> RolloutGroup:
+    rollouts = tuple(_lighten_rollout(rollout, least) for rollout in group.rollouts)
+    return replace(group, rollouts=rollouts)
 
 
-def _lighten_rollout(rollout: Rollout) -> Rollout:
+def _lighten_rollout(rollout: Rollout, least: int) -> Rollout:
     large = {
         name: Packed(array.dtype, b"")
         for name, array in zip(_NAMES, _of_rollout(rollout), strict=True)
-        if _is_large(array)
+        if _leaves(array, least)
     }
     return replace(rollout, **large) if large else rollout
 

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ratchet.errors import ProtocolError
 
-SHARED_BYTES: Final = 1 << 20
+SHARED_BYTES: Final = 256 << 10
 """Arrays of a message that have so many bytes together are shared; to copy fewer is no dearer."""
 
 _ALIGN: Final = 64

@@ -6,13 +6,14 @@ from tests.helpers.groups import finished, ready
 
 from ratchet.errors import ProtocolError
 from ratchet.messages import AbortLoad, Message
-from ratchet.transport.mailbox.blobs import ARRAY_BYTES, put_in, take_out
+from ratchet.transport.mailbox.blobs import ARRAY_BYTES, LEAST_BYTES, put_in, take_out
 from ratchet.transport.mailbox.codec import (
     Tell,
     decode_envelope,
     encode_envelope,
     encode_parcel,
 )
+from ratchet.transport.mailbox.shared import SHARED_BYTES
 
 LARGE = ARRAY_BYTES // 4
 
@@ -44,6 +45,14 @@ def test_a_message_is_whole_again_without_a_copy_of_its_arrays(
 )
 def test_small_arrays_stay_where_they_are(message: Message) -> None:
     assert take_out(message) == (message, (), ())
+
+
+def test_smaller_ones_leave_a_message_of_which_much_is_shared() -> None:
+    small = LEAST_BYTES // 4
+    message = finished(small, small - 1, SHARED_BYTES // 4)
+    assert take_out(message)[1] == (1, 2, 9, 10)
+    assert take_out(finished(small, LARGE))[1] == (5, 6)
+    assert take_out(finished(*[small] * (SHARED_BYTES // 4 // small // 2)))[1][:3] == (1, 2, 5)
 
 
 def test_what_may_change_while_it_waits_is_copied_at_once() -> None:

@@ -564,8 +564,9 @@ def take_all(b: End, data: bytes) -> list[Envelope]:
     return got
 
 
-RUNS = Limits(fragment_bytes=60_000, window_bytes=3 * SHARED_BYTES)
-SIZES = (SHARED_BYTES - 100_000, 40, ARRAY_BYTES + 100_000)
+MUCH = 4 * SHARED_BYTES
+RUNS = Limits(fragment_bytes=60_000, window_bytes=3 * MUCH)
+SIZES = (MUCH - 100_000, 40, ARRAY_BYTES + 100_000)
 
 
 @pytest.mark.parametrize("shares_again", [True, False])
@@ -609,7 +610,7 @@ def test_what_came_by_the_old_connection_is_not_taken_again_in_pieces() -> None:
     a.session.share(lends=False, files=None)
     a.session.resume("b1", delivered)
     again = a.pull()
-    assert len(again) > SHARED_BYTES
+    assert len(again) > MUCH
     assert take_all(b, again) == []
     assert b.session.num_duplicates == b.session.delivered[BULK] > 30
     a.take(b.pull())
@@ -619,7 +620,7 @@ def test_what_came_by_the_old_connection_is_not_taken_again_in_pieces() -> None:
 def test_other_work_has_its_turn_while_arrays_are_copied() -> None:
     a, b = End("a", RUNS), End("b", RUNS)
     sharing(a, b)
-    a.session.push(BULK, large(1, 2 * SHARED_BYTES))
+    a.session.push(BULK, large(1, 2 * MUCH))
     assert a.session.pull() == b""
     control = a.push(CONTROL)
     frame = a.session.pull()
@@ -636,7 +637,7 @@ def test_shared_bytes_count_in_the_window_and_ask_for_an_ack_at_once() -> None:
     a, b = End("a", RUNS), End("b", RUNS)
     sharing(a, b)
     for each in range(4):
-        a.session.push(BULK, large(each, SHARED_BYTES))
+        a.session.push(BULK, large(each, MUCH))
     assert len(take_all(b, b"".join(frames_of(a)))) == 1  # of 2 MiB; 3 MiB fit
     assert a.session.num_queued == 3
     assert b.session.owes_much
@@ -683,7 +684,7 @@ def test_a_shared_message_out_of_turn_ends_the_link() -> None:
         b.session.receive(
             replace(frame, places=[place._replace(num_bytes=5) for place in frame.places]), 0
         )
-    tight = End("b", Limits(message_bytes=SHARED_BYTES))
+    tight = End("b", Limits(message_bytes=MUCH))
     tight.session.share(lends=True, files=PeerFiles(os.getpid()))
     with pytest.raises(ProtocolError, match="exceeds"):
         tight.session.receive(frame, 0)

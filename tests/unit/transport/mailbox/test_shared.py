@@ -199,6 +199,24 @@ def test_arrays_are_copied_once_descriptors_are_scarce(monkeypatch: pytest.Monke
     assert {type(each) for each in read(loan)} == {bytes}
 
 
+def test_whatever_a_peer_names_is_refused_or_read() -> None:
+    rng, loan, outcomes = random.Random(0), whole(ARRAYS), set[str]()
+    numbers = (-1, 0, 1, 2, 3, 50_001, 1 << 40, (1 << 63) - 1)
+    for _ in range(2000):
+        fd = rng.choice((loan.names[0].fd, *range(-1, 30), 1 << 40))
+        link = Path(f"/proc/self/fd/{fd}")
+        name = FileName(fd, link.stat().st_ino if rng.random() < 0.5 and link.exists() else 1)
+        place = Place(rng.choice((0, 0, 0, 1)), rng.choice(numbers), rng.choice(numbers))
+        try:
+            arrays = MINE.arrays([name] * rng.randrange(3), [place])
+        except (ProtocolError, Unreadable) as error:
+            outcomes.add(type(error).__name__)
+        else:
+            assert list(map(len, arrays)) == [place.num_bytes]
+            outcomes.add("read")
+    assert outcomes == {"ProtocolError", "Unreadable", "read"}
+
+
 def test_a_probe_tells_whether_files_can_be_read() -> None:
     probe = make_probe()
     assert probe is not None
