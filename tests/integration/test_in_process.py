@@ -11,6 +11,7 @@ from tests.helpers.config import small_config
 
 from ratchet import Run
 from ratchet.errors import ConfigError
+from ratchet.observability.metrics import read_metrics
 from ratchet.storage.ledger import read_groups
 from ratchet.types import Prompt
 
@@ -60,6 +61,23 @@ def test_stop_finishes_the_step_and_writes_the_model(tmp_path: Path) -> None:
     assert summary["status"] == "stopped"
     assert summary["steps"] >= 3
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_trained_model_is_restored_and_trained_on(tmp_path: Path) -> None:
+    """With the model that the runs of processes which are killed and resumed do without."""
+    config = small_config(trainer={"num_steps": 5}, checkpoint={"every_steps": 2})
+    directory = tmp_path / "run"
+    with Run(config, directory=directory, in_process=True) as run:
+        run.wait(60)
+    model = (directory / "model" / "model.safetensors").read_bytes()
+    with Run.resume(directory, overrides=["trainer.num_steps=7"], in_process=True) as run:
+        summary = run.wait(60)
+    assert (summary["status"], summary["steps"]) == ("finished", 7)
+    assert [m["step"] for m in read_metrics(directory / "metrics.jsonl")] == list(range(1, 8))
+    log = map(json.loads, (directory / "logs" / "launcher-0.jsonl").read_text().splitlines())
+    (restored,) = (event for event in log if event["event"] == "restored")
+    assert restored["step"] in {4, 5}
+    assert (directory / "model" / "model.safetensors").read_bytes() != model
 
 
 def test_a_reward_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.helpers.actors import RecordingLog
 from tests.helpers.command import gone, json_lines, kill
-from tests.helpers.config import small_config
 from tests.helpers.launched import Launched, Site, make_token, ratchet
+from tests.helpers.light_run import light_config
 
 from ratchet.messages import StopTraining
 from ratchet.observability.rundir import RunDirectory
@@ -25,7 +25,7 @@ from ratchet.transport.mailbox.credentials import load_token
 
 pytestmark = pytest.mark.timeout(240)
 
-CONFIG = small_config(
+CONFIG = light_config(
     rollout={"max_tokens": 5, "group_size": 4, "num_workers": 2},
     trainer={"num_steps": 100_000, "lr": 1e-3},
 )
@@ -101,7 +101,7 @@ def test_a_run_of_launched_roles_trains_while_rollouts_come_and_go(site: Site) -
     codes = {each.directory.name: each.finish(20.0) for each in site.launched if each != second}
     assert set(codes.values()) == {0}, [each.output for each in site.launched]
     assert all("the run has ended: enough" in e.last_line for e in site.launched if e != second)
-    assert (trainer.directory / "model" / "model.safetensors").exists()
+    assert (trainer.directory / "model" / "weights.json").exists()
     versions = list(read_versions(registry.directory / "versions.sqlite"))
     assert [v.version for v in versions] == list(range(len(versions)))
     assert {name, "rollout-0"} <= finished_by(buffer)

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.helpers.command import Command, json_lines
-from tests.helpers.config import small_config
 from tests.helpers.launched import Launched, Site
+from tests.helpers.light_run import light_config
 
 pytestmark = pytest.mark.timeout(180)
 
-CONFIG = small_config(trainer={"num_steps": 100_000, "lr": 1e-3})
+CONFIG = light_config(trainer={"num_steps": 100_000, "lr": 1e-3})
 
 
 def doors(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.command import Command, kill
-from tests.helpers.config import small_config
+from tests.helpers.light_run import light_config
 
 from ratchet.storage.ledger import read_groups
 from ratchet.storage.versions import read_versions
@@ -16,7 +16,7 @@ from ratchet.storage.versions import read_versions
 pytestmark = pytest.mark.timeout(240)
 
 NUM_STEPS = 16
-CONFIG = small_config(
+CONFIG = light_config(
     task={"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}},
     rollout={"max_tokens": 5, "group_size": 4},
     trainer={"num_steps": NUM_STEPS, "lr": 1e-3},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.command import Command, gone, kill
-from tests.helpers.config import small_config
+from tests.helpers.light_run import light_config
 from typer.testing import CliRunner
 
 from ratchet import cli_audit
@@ -20,7 +20,7 @@ from ratchet.storage.versions import read_versions
 pytestmark = pytest.mark.timeout(240)
 
 NUM_STEPS = 22
-CONFIG = small_config(
+CONFIG = light_config(
     task={"name": "copy", "args": {"digits": 3, "num_prompts": 40, "holdout": 14}},
     rollout={"max_tokens": 5, "group_size": 4},
     trainer={"num_steps": NUM_STEPS, "lr": 1e-3},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.helpers.command import Command, gone, kill
 from tests.helpers.config import small_config
+from tests.helpers.light_run import light_config
 
 from ratchet.storage.versions import read_versions
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(240)
 
-CONFIG = small_config(
-    rollout={"max_tokens": 5, "group_size": 4, "num_workers": 2},
-    trainer={"num_steps": 100_000, "lr": 1e-3},
-)
+SECTIONS: dict[str, dict[str, Any]] = {
+    "rollout": {"max_tokens": 5, "group_size": 4, "num_workers": 2},
+    "trainer": {"num_steps": 100_000, "lr": 1e-3},
+}
+CONFIG = light_config(**SECTIONS)
 NUM_PROCESSES = 2 + 3 + 2
 """the launcher and its reaper, three roles, two workers"""
 
@@ -43,15 +45,15 @@ def reward(prompt, completion):
 def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     tmp_path: Path,
 ) -> None:
-    with Command(CONFIG, tmp_path / "run") as command:
-        command.until("a fifth step", lambda: len(command.steps()) >= 5)
+    with Command(small_config(**SECTIONS), tmp_path / "run") as command:  # with a real model
+        command.until("a second step", lambda: len(command.steps()) >= 2)
         # the other worker may have done them alone
         command.until("its weights", lambda: bool(command.events("rollout-0", "weights_loaded")))
         victim = command.child("rollout-0")
         kill(victim)
         command.until("a new worker", lambda: command.child("rollout-0") != victim)
         died_at = len(command.steps())
-        command.until("ten more steps", lambda: len(command.steps()) >= died_at + 10)
+        command.until("more steps", lambda: len(command.steps()) >= died_at + 5)
         command.until(
             "weights in the new worker",
             lambda: any(
@@ -69,7 +71,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     assert code == 128 + signal.SIGTERM, output
     versions = list(read_versions(tmp_path / "run" / "versions.sqlite"))
     assert [v.version for v in versions] == list(range(len(versions)))
-    assert sum(v.state == "live" for v in versions) >= 10
+    assert sum(v.state == "live" for v in versions) >= 7
 
 
 def sleeping(command: Command) -> list[psutil.Process]:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from tests.helpers.command import Command, kill
-from tests.helpers.config import small_config
+from tests.helpers.light_run import light_config
 from typer.testing import CliRunner
 
 from ratchet import cli_status
 
 pytestmark = pytest.mark.timeout(180)
 
-CONFIG = small_config(trainer={"num_steps": 100_000, "lr": 1e-3})
+CONFIG = light_config(trainer={"num_steps": 100_000, "lr": 1e-3})
 ROLES = ["registry", "buffer", "trainer-0", "rollout-0"]
 
 

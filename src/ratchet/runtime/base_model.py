@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ratchet.backends.models import build_model, char_tokenizer, save_model_directory
 from ratchet.config import Config
 
 
@@ -24,6 +23,9 @@ def ensure_base_model(config: Config, base: Path) -> Path:
         return Path(model.path or "")
     if base.exists():
         return base
+    # transformers takes seconds, and a directory may be for a backend that does without
+    from ratchet.backends.models import build_model, char_tokenizer, save_model_directory
+
     tokenizer = char_tokenizer(model.tokenizer_chars)
     built = build_model(model.build, config.seed, tokenizer)
     with tempfile.TemporaryDirectory(dir=base.parent, prefix=f"{base.name}.tmp-") as temporary:
