@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
 from aiohttp import web
+from tests.helpers.sglang_answers import Running, answer_of, broken, next_token, nth, said
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONTROL = {
@@ -24,17 +24,6 @@ CONTROL = {
     "/end_weight_update", "/update_weights_from_distributed", "/update_weight_version",
     "/load_lora_adapter", "/unload_lora_adapter",
 }  # fmt: skip
-
-
-@dataclass
-class Running:
-    """A request of /generate."""
-
-    body: dict[str, Any]
-    tokens: list[int] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
-    aborted: bool = False
-    retractions: int = 0
 
 
 @dataclass
@@ -120,8 +109,7 @@ class SGLangStub:
 
     async def until_called(self, path: str, times: int = 1) -> None:
         """Wait until a path has been called so often."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self.called(path)) >= times)
+        await self.until(lambda: len(self.called(path)) >= times)
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -130,15 +118,13 @@ class SGLangStub:
         self.calls.append((path, body))
         self._transports.add(id(request.transport))
         await self.notify()
-        await self.notify()
         if not self._authorised(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         if path in self.hung:
-            async with self._changed:
-                await self._changed.wait_for(lambda: path not in self.hung)
+            await self.until(lambda: path not in self.hung)
         if self.dies[path] > 0:
             self.dies[path] -= 1
-            return await _broken(request)
+            return await broken(request)
         if path in self.answers:
             status, answer = self.answers[path]
             return web.json_response(answer, status=status)
@@ -166,7 +152,7 @@ class SGLangStub:
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         ids = body["input_ids"]
         if ids and isinstance(ids[0], list):
-            answers = [await self._one(_nth(body, index)) for index in range(len(ids))]
+            answers = [await self._one(nth(body, index)) for index in range(len(ids))]
             return web.json_response(answers)
         if len(ids) >= self.context:
             text = f"The input ({len(ids)} tokens) is longer than the model's context length"
@@ -184,7 +170,7 @@ class SGLangStub:
                 await self._unpaused(request)
                 if request.aborted:
                     break
-                token = self._token(body["input_ids"], len(request.tokens), sampling)
+                token = next_token(request, self.weight_version, self.vocabulary)
                 request.tokens.append(token)
                 request.versions.append(self.weight_version)
                 if token in self.eos and not sampling.get("ignore_eos"):
@@ -196,27 +182,18 @@ class SGLangStub:
             await self.notify()
         if request.aborted:
             reason = {"type": "abort", "message": "Abort in the stub"}
-        answer = _answer(rid, request, reason, self.weight_version)
-        if body.get("logprob_start_len") == 0:
-            first, *scored = body["input_ids"]
-            answer["meta_info"]["input_token_logprobs"] = [
-                [None, first, None],
-                *([self.prompt_logprob, token, None] for token in scored),
-            ]
-        if (named := body.get("token_ids_logprob")) is not None:
-            warmth = 1.0 if self.ignores_temperature else sampling["temperature"]
-            by_name = [[-0.1 * token / warmth, token, None] for token in named]
-            answer["meta_info"]["output_token_ids_logprobs"] = [by_name] * len(request.tokens)
-        return answer
+        return answer_of(
+            rid,
+            request,
+            reason,
+            self.weight_version,
+            prompt_logprob=self.prompt_logprob,
+            ignores_temperature=self.ignores_temperature,
+        )
 
     async def _unpaused(self, request: Running) -> None:
         if self.paused:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self.paused or request.aborted)
-
-    def _token(self, ids: list[int], position: int, sampling: dict[str, Any]) -> int:
-        text = f"{ids} {position} {self.weight_version} {sampling.get('sampling_seed')}"
-        return 3 + xxhash.xxh3_64_intdigest(text.encode()) % (self.vocabulary - 3)
+            await self.until(lambda: not self.paused or request.aborted)
 
     async def _abort_request(self, body: dict[str, Any]) -> web.Response:
         for rid, request in self.running.items():
@@ -248,63 +225,61 @@ class SGLangStub:
 
     async def _begin_weight_update(self, body: dict[str, Any]) -> web.Response:
         if self.updating:
-            return _said(False, "A weight update session is already open")
+            return said(False, "A weight update session is already open")
         if not self.paused:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self.running)
+            await self.until(lambda: not self.running)
         self.updating = True
-        return _said(True, "Succeeded.")
+        return said(True, "Succeeded.")
 
     async def _end_weight_update(self, body: dict[str, Any]) -> web.Response:
         if not self.updating:
-            return _said(False, "No weight update session is open")
+            return said(False, "No weight update session is open")
         self.updating = False
-        return _said(True, "Succeeded.")
+        return said(True, "Succeeded.")
 
     async def _init_weights_update_group(self, body: dict[str, Any]) -> web.Response:
         if body["group_name"] in self.groups:
-            return _said(False, f"group {body['group_name']} exists")
+            return said(False, f"group {body['group_name']} exists")
         self.groups.add(body["group_name"])
-        return _said(True, "Succeeded to initialize custom process group.")
+        return said(True, "Succeeded to initialize custom process group.")
 
     async def _destroy_weights_update_group(self, body: dict[str, Any]) -> web.Response:
         if body["group_name"] not in self.groups:
-            return _said(False, "The group to be destroyed does not exist.")
+            return said(False, "The group to be destroyed does not exist.")
         self.groups.remove(body["group_name"])
-        return _said(True, "Succeeded to destroy custom process group.")
+        return said(True, "Succeeded to destroy custom process group.")
 
     async def _update_weights_from_distributed(self, body: dict[str, Any]) -> web.Response:
         if not self.updating:
-            return _said(False, "update_weights_from_distributed needs begin_weight_update")
+            return said(False, "update_weights_from_distributed needs begin_weight_update")
         if body["group_name"] not in self.groups:
-            return _said(False, f"Group {body['group_name']} not in the list of groups")
+            return said(False, f"Group {body['group_name']} not in the list of groups")
         self.weight_version = body.get("weight_version") or self.weight_version
-        return _said(True, "Succeeded to update parameter online.")
+        return said(True, "Succeeded to update parameter online.")
 
     async def _update_weight_version(self, body: dict[str, Any]) -> web.Response:
         if body.get("abort_all_requests", True):
             await self._abort_request({"abort_all": True})
         self.weight_version = body["new_version"]
-        return _said(True, f"Weight version updated to {self.weight_version}")
+        return said(True, f"Weight version updated to {self.weight_version}")
 
     async def _load_lora_adapter(self, body: dict[str, Any]) -> web.Response:
         if body["lora_name"] in self.adapters:
-            return _said(False, f"LoRA with name {body['lora_name']} already exists")
+            return said(False, f"LoRA with name {body['lora_name']} already exists")
         self.adapters[body["lora_name"]] = body["lora_path"]
-        return _said(True, "")
+        return said(True, "")
 
     async def _unload_lora_adapter(self, body: dict[str, Any]) -> web.Response:
         if self.adapters.pop(body["lora_name"], None) is None:
-            return _said(False, f"LoRA with name {body['lora_name']} does not exist")
-        return _said(True, "")
+            return said(False, f"LoRA with name {body['lora_name']} does not exist")
+        return said(True, "")
 
     # --- what it is
 
     async def _health(self, body: dict[str, Any]) -> web.Response:
         return web.Response(status=503 if self.paused else 200)
 
-    async def _ready(self, body: dict[str, Any]) -> web.Response:
-        return await self._health(body)
+    _ready = _health
 
     async def _model_info(self, body: dict[str, Any]) -> web.Response:
         facts = {"weight_version": self.weight_version, "is_generation": True}
@@ -319,47 +294,3 @@ class SGLangStub:
 
     async def _workers(self, body: dict[str, Any]) -> web.Response:
         return web.json_response({"workers": [{"url": url} for url in self.behind]})
-
-
-def _nth(body: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return one request of a batch: each of its lists has a part for each prompt."""
-    each = {name: value[index] for name, value in body.items() if isinstance(value, list)}
-    return {**body, **each}
-
-
-def _answer(rid: str, request: Running, reason: dict[str, Any], version: str) -> dict[str, Any]:
-    spans: list[dict[str, Any]] = []
-    for index, each in enumerate(request.versions):
-        if spans and spans[-1]["version"] == each:
-            spans[-1]["end"] = index + 1
-        else:
-            spans.append({"version": each, "start": index, "end": index + 1})
-    meta: dict[str, Any] = {
-        "id": rid,
-        "finish_reason": reason,
-        "prompt_tokens": len(request.body["input_ids"]),
-        "completion_tokens": len(request.tokens),
-        "weight_version": version,
-        "num_retractions": request.retractions,
-    }
-    if spans:
-        meta["weight_versions"] = spans
-    if request.body.get("return_logprob"):
-        meta["output_token_logprobs"] = [[-0.5, token, None] for token in request.tokens]
-    return {"text": "", "output_ids": request.tokens, "meta_info": meta}
-
-
-def _said(success: bool, message: str) -> web.Response:
-    answer = {"success": success, "message": message}
-    return web.json_response(answer, status=200 if success else 400)
-
-
-async def _broken(request: web.Request) -> web.StreamResponse:
-    """Begin an answer, and break the connection."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    response.content_length = 1000
-    await response.prepare(request)
-    await response.write(b'{"text": "')
-    assert request.transport is not None
-    request.transport.abort()
-    return response
