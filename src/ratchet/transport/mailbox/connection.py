@@ -105,7 +105,9 @@ class Connection(Guest):
         self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
         _bound_buffers(transport)
-        self.handshake.peer_files = PeerFiles.behind(transport.get_extra_info("socket"))
+        files = PeerFiles.behind(transport.get_extra_info("socket"))
+        if files is not None:
+            self.handshake.on_this_host(files)
         self._timer = self._loop.call_later(self._limits.hello_s, self._on_late)
         self._host.on_made(self)
         first = self.handshake.first()

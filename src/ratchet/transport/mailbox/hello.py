@@ -98,9 +98,8 @@ class Handshake:
         self._me = me
         self._session_with = session_with
         self._wanted = wanted
-        self._hello = Hello(
-            PROTOCOL, me.name, wanted or "", me.incarnation, me.run_id, nonce, probe
-        )
+        self._hello = Hello(PROTOCOL, me.name, wanted or "", me.incarnation, me.run_id, nonce)
+        self._probe = probe
         self._session: Session | None = None
         self._claimed = wanted or "?"
         self.life = ""
@@ -111,10 +110,9 @@ class Handshake:
         self.delivered = (0, 0)
         """what the peer has received of `life`"""
         self.done = False
-        self.peer_files: PeerFiles | None = None
-        """of the process at the other end, if it is on this host"""
+        self._peer_files: PeerFiles | None = None
         self.readable: PeerFiles | None = None
-        """the same, if they can be read here"""
+        """files of the process at the other end, if they can be read here"""
         self.lends = False
         """the peer can read files of this process"""
 
@@ -127,6 +125,11 @@ class Handshake:
     def dials(self) -> bool:
         """This end dialled."""
         return self._wanted is not None
+
+    def on_this_host(self, files: PeerFiles) -> None:
+        """Try, before anything is sent, whether the ends can read `files` of each other."""
+        self._peer_files = files
+        self._hello = msgspec.structs.replace(self._hello, probe=self._probe)
 
     def first(self) -> bytearray | None:
         """Return what to send before anything is received."""
@@ -224,7 +227,7 @@ class Handshake:
 
     def _try_files(self, peer: Hello, session: Session) -> None:
         """Only now that the peer has proved itself is anything opened that it names."""
-        files, probe = self.peer_files, peer.probe
+        files, probe = self._peer_files, peer.probe
         if files is not None and probe is not None and session.may_read and files.can_read(probe):
             self.readable = files
 

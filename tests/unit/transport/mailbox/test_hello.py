@@ -93,11 +93,20 @@ def test_each_end_hears_whether_its_files_can_be_read(*, lends: bool, reads: boo
     file = make_probe()
     assert file is not None
     dialler, listener = make("a", wanted="b", probe=file.name), make("b", probe=file.name)
-    dialler.peer_files = PeerFiles(os.getpid()) if reads else None
-    listener.peer_files = PeerFiles(os.getpid()) if lends else None
+    here, elsewhere = PeerFiles(os.getpid()), PeerFiles(1 << 30)
+    dialler.on_this_host(here if reads else elsewhere)
+    listener.on_this_host(here if lends else elsewhere)
     steps(dialler, listener)
-    assert (dialler.lends, dialler.readable) == (lends, dialler.peer_files)
-    assert (listener.lends, listener.readable) == (reads, listener.peer_files)
+    assert (dialler.lends, dialler.readable) == (lends, here if reads else None)
+    assert (listener.lends, listener.readable) == (reads, here if lends else None)
+
+
+def test_an_end_on_another_host_is_told_of_no_file() -> None:
+    dialler, listener = make("a", wanted="b", probe=FileName(3, 4)), make("b")
+    listener.on_this_host(PeerFiles(os.getpid()))
+    steps(dialler, listener)
+    assert listener.peer is not None
+    assert listener.peer.probe is None
 
 
 def test_what_a_peer_names_is_not_opened_before_it_has_proved_itself(
@@ -107,13 +116,15 @@ def test_what_a_peer_names_is_not_opened_before_it_has_proved_itself(
     monkeypatch.setattr(PeerFiles, "can_read", lambda self, probe: bool(opened.append(probe)))
     named = FileName(0, 1)
     dialler, listener = make("a", wanted="b", probe=named), make("b", key=OTHER_KEY)
-    listener.peer_files = PeerFiles(os.getpid())
+    for end in (dialler, listener):
+        end.on_this_host(PeerFiles(os.getpid()))
     with pytest.raises(Refused, match="same key"):
         steps(dialler, listener)
+    assert not opened
     dialler, listener = make("a", wanted="b"), make("b", probe=named)
-    dialler.peer_files = PeerFiles(os.getpid())
-    listener_frames = steps(dialler, listener)
-    assert len(listener_frames) == 6
+    for end in (dialler, listener):
+        end.on_this_host(PeerFiles(os.getpid()))
+    steps(dialler, listener)
     assert opened == [named]
     assert not listener.lends
 
@@ -123,9 +134,12 @@ def test_files_that_were_out_of_reach_are_not_tried_again() -> None:
     assert file is not None
     session.may_read = False
     dialler, listener = make("a", wanted="b", probe=file.name), make("b", session=session)
-    listener.peer_files = PeerFiles(os.getpid())
+    for end in (dialler, listener):
+        end.on_this_host(PeerFiles(os.getpid()))
     steps(dialler, listener)
     assert not dialler.lends
+    assert listener.peer is not None
+    assert listener.peer.probe == file.name
 
 
 def test_each_end_hears_what_the_other_has_of_this_life() -> None:
