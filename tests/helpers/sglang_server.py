@@ -7,7 +7,9 @@ import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+import psutil
 from tests.helpers.config import small_config
 
 from ratchet.backends.rollout.sglang.client import SGLangClient
@@ -103,6 +105,17 @@ class RealServer:
             await client.flush_cache()
         finally:
             await client.close()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the server's processes, the one that listens last."""
+        port = urlsplit(self.url).port
+        (listener,) = {
+            each.pid
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+        }
+        server = psutil.Process(listener)
+        return [*server.children(recursive=True), server]
 
     def close(self) -> None:
         self._do(self._server.stop())

@@ -55,3 +55,9 @@ def real_server(_one_server: RealServer) -> RealServer:
     """The server, generating, with the base weights under the name "default"."""
     _one_server.reset()
     return _one_server
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's model, for an engine that lets it never stop by itself."""
+    return write_tiny_model(tmp_path_factory.mktemp("engine") / "model", eos_token_id=[])

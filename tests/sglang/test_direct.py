@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
-import psutil
 import pytest
 import torch
 from tests.helpers.sglang_server import RealServer
 from tests.helpers.tiny_models import CHARS, TINY
 
-from ratchet.backends.models import build_model, char_tokenizer, named_weights, weight_specs
+from ratchet.backends.models import build_model, char_tokenizer
+from ratchet.backends.named_weights import named_weights, weight_specs
 from ratchet.backends.rollout.sglang.client import SGLangClient
 from ratchet.backends.rollout.sglang.direct import DirectWeights
 from ratchet.backends.training.probe import compute_probe
@@ -192,7 +191,7 @@ def test_a_server_killed_in_the_middle_costs_its_engine_alone(
     async def scenario(trainer: Run) -> None:
         good, bad = trainer.add({real_server.url: 1}), trainer.add({two_ranks.url: 2})
         await trainer.sync_well()
-        load, doomed = DirectWeights.load, processes_of(two_ranks.url)
+        load, doomed = DirectWeights.load, two_ranks.processes()
 
         async def killing(self: DirectWeights, *args: Any) -> None:
             if self is trainer.engines[bad]:
@@ -212,14 +211,3 @@ def test_a_server_killed_in_the_middle_costs_its_engine_alone(
         await trainer.sync_well(good)
 
     run(scenario)
-
-
-def processes_of(url: str) -> list[psutil.Process]:
-    port = urlsplit(url).port
-    (pid,) = {
-        each.pid
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
-    }
-    server = psutil.Process(pid)
-    return [*server.children(recursive=True), server]

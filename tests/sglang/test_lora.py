@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.helpers.sglang_server import ARGS, RealServer, attached_config
-from tests.helpers.tiny_models import write_tiny_model
+from tests.helpers.version_models import CLOSE, differences
 
 from ratchet.backends.lora import adapter_weights, add_adapter
 from ratchet.backends.models import load_model
@@ -23,12 +23,6 @@ from ratchet.errors import TransferFailed, WeightsMismatch
 
 LORA = LoraConfig(rank=4)
 PROMPT = [5, 6, 7]
-CLOSE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("engine") / "model", eos_token_id=[])
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +68,7 @@ class Trainer:
 
     def error(self, completion: Completion, version: int) -> float:
         self.draw(version)
-        ids = torch.tensor([[*PROMPT, *completion.token_ids.numpy().tolist()]])
-        with torch.no_grad():
-            logprobs = self.model(ids).logits[0].log_softmax(-1)
-        own = logprobs[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None])[:, 0]
-        return float((own - torch.tensor(completion.logprobs.numpy().copy())).abs().max())
+        return float(differences(self.model, completion, PROMPT).max())
 
 
 def run(

@@ -7,21 +7,16 @@ probabilities of the tokens that carry it.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import psutil
 import pytest
 import torch
 from tests.helpers.sglang_server import ARGS, RealServer, attached_config
-from tests.helpers.tiny_models import CHARS, TINY, write_tiny_model
+from tests.helpers.version_models import CLOSE, error_of, model_of, tensors_of
 
-from ratchet.backends.models import build_model, char_tokenizer, named_weights, weight_specs
 from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.sglang.client import CallRefused, SGLangClient
 from ratchet.backends.rollout.sglang.engine import SGLangEngine
@@ -36,28 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UPDATES = 20
-CLOSE = 1e-4
-
-
-def model_of(version: int, mode: PauseMode = "retract") -> PreTrainedModel:
-    """Return the model of a version. For "in_place" it is one whose layers add nothing: a token
-    then depends on the one before and the embedding alone, whatever made the keys and values.
-    """
-    model = build_model(TINY["qwen3"], 1000 + version, char_tokenizer(CHARS))
-    torch.manual_seed(version)
-    if mode == "in_place":
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "o_proj" in name or "down_proj" in name:
-                    weight.zero_()
-            model.get_parameter("model.norm.weight").normal_()  # or a token repeats for ever
-    return model
-
-
-def tensors_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    weights = named_weights(model)
-    travels = [spec.name for spec in weight_specs(weights) if spec.alias_of is None]
-    return {name: weights[name].detach() for name in travels}
 
 
 async def load(
@@ -116,22 +89,6 @@ async def until(condition: Callable[[], object]) -> None:
     """Look again and again; the test's timeout is the limit."""
     while not condition():  # noqa: ASYNC110 - the engine tells nobody
         await asyncio.sleep(0.01)
-
-
-def error_of(
-    completion: Completion, prompt: Sequence[int], models: dict[int, PreTrainedModel]
-) -> float:
-    """Return how far a token's log probability is at most from what its own version computes."""
-    ids = torch.tensor([[*prompt, *completion.token_ids.numpy().tolist()]])
-    said = torch.tensor(completion.logprobs.numpy().copy())
-    worst = 0.0
-    for span in completion.spans:
-        with torch.no_grad():
-            logprobs = models[span.version](ids).logits[0].log_softmax(-1)
-        first = len(prompt) - 1
-        own = logprobs[first:-1].gather(-1, ids[0, first + 1 :, None])[:, 0]
-        worst = max(worst, float((own - said)[span.start : span.end].abs().max()))
-    return worst
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -271,12 +228,6 @@ def test_a_group_that_this_end_leaves_unblocks_the_server(real_server: RealServe
     run(body)
 
 
-@pytest.fixture(scope="module")
-def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The server's model, for an engine that lets it never stop by itself."""
-    return write_tiny_model(tmp_path_factory.mktemp("engine") / "model", eos_token_id=[])
-
-
 @pytest.fixture
 def two_ranks(
     endless_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -312,7 +263,8 @@ def test_two_ranks_hold_what_was_sent_and_a_killed_server_loses_the_engine(
             await engine.pause("retract")
             tensors = tensors_of(model_of(3))
             await engine.write({"model.norm.weight": tensors.pop("model.norm.weight")})
-            kill(two_ranks)
+            for process in two_ranks.processes():
+                process.kill()
             with pytest.raises(TransferFailed):
                 await engine.write(tensors)
             assert engine.version is None
@@ -320,15 +272,3 @@ def test_two_ranks_hold_what_was_sent_and_a_killed_server_loses_the_engine(
                 await running
 
     run(body)
-
-
-def kill(server: RealServer) -> None:
-    port = urlsplit(server.url).port
-    (listener,) = {
-        connection.pid
-        for connection in psutil.net_connections("tcp4")
-        if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-    }
-    process = psutil.Process(listener)
-    for each in [*process.children(recursive=True), process]:
-        os.kill(each.pid, signal.SIGKILL)
