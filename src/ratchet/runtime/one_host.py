@@ -10,9 +10,10 @@ after `_LEAVE_S` seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-import tempfile
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from ratchet.config import Config
 from ratchet.messages import EndRun
 from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
+from ratchet.private_folder import private_folder
 from ratchet.runtime.beside import beside
 from ratchet.runtime.placement import Placement, RankSpec
 from ratchet.runtime.processes import LocalSupervisor
@@ -54,8 +56,8 @@ async def run_processes(
 
     The trainer begins with the checkpoint of `start_step`, or with the newest, if there is one.
     """
-    with tempfile.TemporaryDirectory(prefix="ratchet-") as sockets:  # mode 0700
-        placement = _place(config, run, run_id, roles, Path(sockets), start_step)
+    with _sockets() as sockets:
+        placement = _place(config, run, run_id, roles, sockets, start_step)
         meet: _Meet = partial(
             visit, placement.registry, key=placement.key, log=log, run_id=placement.run_id
         )
@@ -70,6 +72,15 @@ async def run_processes(
                 return await supervisor.run(asyncio.Event(), kill)
         finally:
             run.links.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _sockets() -> Iterator[Path]:
+    folder = private_folder("run")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # roles may be removing their sockets
 
 
 def _place(

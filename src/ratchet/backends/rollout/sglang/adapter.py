@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import re
 import shutil
 import tempfile
 import uuid
@@ -32,6 +30,7 @@ from ratchet.backends.models import load_model
 from ratchet.backends.named_weights import weight_specs
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
 from ratchet.errors import TransferFailed
+from ratchet.private_folder import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from ratchet.types import PauseMode, PolicyVersion
 
 _CONFIG: Final = "adapter_config.json"
-_FOLDERS: Final = "ratchet-adapters-"
 _LEAVE_S: Final = 5.0
 """For servers to forget the adapters of an engine that ends; they may be dead."""
 
@@ -172,10 +170,7 @@ class AdapterWeights(ProvenWeights):
         path = None
         try:
             if self._folder is None:
-                with contextlib.suppress(OSError):  # a directory may be no one's to list
-                    _remove_abandoned(parent)
-                prefix = f"{_FOLDERS}{_pid_space()}-{os.getpid()}-"
-                self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+                self._folder = private_folder("adapters", parent)
             path = self._folder / name
             path.mkdir()
             (path / _CONFIG).write_text(self._config, encoding="utf-8")
@@ -200,39 +195,3 @@ class AdapterWeights(ProvenWeights):
             await self.session.unload_adapter(name)
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
-
-
-def _pid_space() -> str:
-    """Return what tells apart the processes that a number here does not mean: other hosts share the
-    directory, and containers. "" where nothing does.
-    """
-    proc = Path("/proc")
-    try:
-        boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return f"{boot[:13].replace('-', '')}.{(proc / 'self/ns/pid').stat().st_ino}"
-    except OSError:
-        return ""
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders of our user's workers that were killed."""
-    if not (space := _pid_space()):
-        return
-    ours = re.compile(rf"{_FOLDERS}{re.escape(space)}-(\d{{1,9}})-\w+")
-    for folder in parent.iterdir():
-        found = ours.fullmatch(folder.name)
-        if found is None or _exists(int(found[1])):
-            continue
-        with contextlib.suppress(FileNotFoundError):  # another worker was faster
-            if folder.stat(follow_symlinks=False).st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

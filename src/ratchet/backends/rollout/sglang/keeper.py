@@ -24,12 +24,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import IO, Final, TypedDict
 
+from ratchet.private_folder import private_folder
 from ratchet.subreaper import become_subreaper, die_with_parent, end_all
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _keep(task: Task) -> dict[str, int | str]:
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-sglang-"))
+    folder = private_folder("keeper")
     try:
         argv = list(task["argv"])
         if task["config"]:

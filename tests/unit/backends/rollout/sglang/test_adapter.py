@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -147,29 +143,6 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half_written(
         assert len(world.stub.called("/load_lora_adapter")) == 1
         await world.load(8)
         assert world.sink.version == 8
-
-    run(tmp_path, body)
-
-
-def test_what_a_killed_worker_has_left_goes_when_another_starts(tmp_path: Path) -> None:
-    space = adapter._pid_space()
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pass  # reaped
-    here, pids = f"adapters-{space}", (dead.pid, os.getpid())
-    names = [f"{here}-{pid}-abc" for pid in pids] + [f"adapters-elsewhere.1-{dead.pid}-abc"]
-    folders = [tmp_path / f"ratchet-{name}" for name in names]
-    for folder in folders:
-        (folder / "adapter").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    folders.append(tmp_path / f"ratchet-{here}-{dead.pid}-link")  # rmtree follows none
-    folders[-1].symlink_to(tmp_path / "other")
-
-    async def body(world: World) -> None:
-        await world.load(7)
-        assert [folder.exists() for folder in folders] == [False, True, True, True]
-        for folder in folders[1:3]:
-            shutil.rmtree(folder)
-        folders[-1].unlink()
 
     run(tmp_path, body)
 
