@@ -29,6 +29,7 @@ from ratchet.backends.lora import adapter_weights, add_adapter, save_adapter
 from ratchet.backends.models import load_model
 from ratchet.backends.named_weights import weight_specs
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
+from ratchet.backends.rollout.sglang.session import LEAVE_S
 from ratchet.errors import TransferFailed
 from ratchet.private_folder import private_folder
 
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from ratchet.types import PauseMode, PolicyVersion
 
 _CONFIG: Final = "adapter_config.json"
-_LEAVE_S: Final = 5.0
-"""For servers to forget the adapters of an engine that ends; they may be dead."""
 
 
 class AdapterShape(NamedTuple):
@@ -125,7 +124,7 @@ class AdapterWeights(ProvenWeights):
         for version in list(self._names):
             self._forget_soon(version)
         if tasks := {*self._forgetting}:
-            _, late = await asyncio.wait(tasks, timeout=_LEAVE_S)
+            _, late = await asyncio.wait(tasks, timeout=LEAVE_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

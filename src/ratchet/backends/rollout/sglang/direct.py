@@ -9,7 +9,7 @@ on the engine holds no version until the load is proved.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ratchet.backends.rollout.sglang.client import (
     CallFailed,
@@ -18,7 +18,7 @@ from ratchet.backends.rollout.sglang.client import (
     TooLate,
 )
 from ratchet.backends.rollout.sglang.proving import ProvenWeights
-from ratchet.backends.rollout.sglang.session import UpdateSession
+from ratchet.backends.rollout.sglang.session import LEAVE_S, UpdateSession
 from ratchet.errors import TransferFailed
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.transport.weights.outside import Meeting
     from ratchet.types import TensorSlot
-
-_LEAVE_S: Final = 5.0
-"""For a server to leave a group; one that still waits in it answers when the trainer drops it."""
 
 
 class DirectWeights(ProvenWeights):
@@ -115,7 +112,7 @@ class DirectWeights(ProvenWeights):
         """
         client = self.session.servers[server]
         try:
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(LEAVE_S):
                 await client.destroy_group(group)
         except (CallRefused, ServerGone):
             pass

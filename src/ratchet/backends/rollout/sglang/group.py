@@ -20,6 +20,7 @@ import torch
 from torch import distributed as dist
 
 from ratchet.backends.rollout.sglang.client import CallFailed
+from ratchet.backends.rollout.sglang.session import LEAVE_S
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import flat_bytes
 from ratchet.transport.weights.groups import Deadline, called
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from ratchet.backends.rollout.sglang.client import SGLangClient
 
 _c10d: Final[Any] = dist
-_LEAVE_S: Final = 5.0
-"""For a server to leave a group that is given up; it may be dead."""
 
 
 class ServerGroup:
@@ -100,7 +99,7 @@ class ServerGroup:
         self._worker.stop(last=self._drop)
         leaving = (server.destroy_group(self.name) for server in self._servers)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(LEAVE_S):
                 await asyncio.gather(*leaving, return_exceptions=True)
 
     # --- on the thread

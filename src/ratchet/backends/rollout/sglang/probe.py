@@ -10,13 +10,12 @@ so much that the tolerance of half precision is wide, far wider than one optimis
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ratchet.backends.rollout.sglang.client import CallFailed
+from ratchet.backends.rollout.sglang.session import ask_all
 from ratchet.errors import TransferFailed, WeightsMismatch
 
 if TYPE_CHECKING:
@@ -145,24 +144,19 @@ async def _score(
         "extra_key": f"ratchet-probe-{version}",
         **fields,
     }
-    results = await asyncio.gather(
-        *(server.generate(body, timeout_s=timeout_s, decode=_decode) for server in servers),
-        return_exceptions=True,
-    )
-    answers: list[list[Scored]] = []
-    for server, result in zip(servers, results, strict=True):  # none is left running for nobody
-        if isinstance(result, CallFailed):
-            msg = f"version {version} could not be proved: {result}"
-            raise TransferFailed(msg)
-        if isinstance(result, BaseException):
-            raise result
-        if len(result) != len(ids):
+    try:
+        answers = await ask_all(
+            servers, lambda server: server.generate(body, timeout_s=timeout_s, decode=_decode)
+        )
+    except TransferFailed as error:
+        raise TransferFailed(f"version {version} could not be proved: {error}") from None
+    for server, answer in zip(servers, answers, strict=True):
+        if len(answer) != len(ids):
             msg = (
                 f"version {version} could not be proved: POST {server.url}/generate scored"
-                f" {len(result)} of {len(ids)} sequences"
+                f" {len(answer)} of {len(ids)} sequences"
             )
             raise TransferFailed(msg)
-        answers.append(result)
     return answers
 
 

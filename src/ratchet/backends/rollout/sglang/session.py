@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.backends.rollout.sglang.client import CallFailed, CallRefused, TooLate
 from ratchet.errors import TransferFailed
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from ratchet.backends.rollout.sglang.client import SGLangClient
     from ratchet.transport.weights.base import TensorSpec
     from ratchet.types import PauseMode, PolicyVersion, TensorSlot
+
+T = TypeVar("T")
+
+LEAVE_S: Final = 5.0
+"""For a server to leave a group or to forget an adapter that an engine gives up; it may be dead."""
 
 FLATTENED: Final = "flattened_bucket"
 """One broadcast of uint8: the tensors of a call one after another, in the order of their names,
@@ -45,12 +50,7 @@ class UpdateSession:
         it was started with --disable-overlap-schedule.
         """
         if self._overlaps is None:
-            infos: list[dict[str, object]] = []
-
-            async def ask(server: SGLangClient) -> None:
-                infos.append(await server.server_info())
-
-            await self._all(ask)
+            infos = await ask_all(self.servers, lambda server: server.server_info())
             self._overlaps = not all(info.get("disable_overlap_schedule") for info in infos)
         return self._overlaps
 
@@ -116,15 +116,30 @@ class UpdateSession:
         await self._all(partial(_unload, name=name))
 
     async def _all(self, call: Callable[[SGLangClient], Awaitable[None]]) -> None:
-        results = await asyncio.gather(
-            *(call(server) for server in self.servers), return_exceptions=True
-        )
-        failed = [result for result in results if isinstance(result, BaseException)]
-        for error in failed:
-            if not isinstance(error, CallFailed):
-                raise error
-        if failed:
-            raise TransferFailed("; ".join(map(str, failed)))
+        await ask_all(self.servers, call)
+
+
+async def ask_all(
+    servers: Sequence[SGLangClient], call: Callable[[SGLangClient], Awaitable[T]]
+) -> list[T]:
+    """Return what each server answers to a call; none is left running for nobody.
+
+    Raises:
+        TransferFailed: names every server that failed.
+    """
+    results = await asyncio.gather(*(call(server) for server in servers), return_exceptions=True)
+    answers: list[T] = []
+    failed: list[CallFailed] = []
+    for result in results:
+        if isinstance(result, CallFailed):
+            failed.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers.append(result)
+    if failed:
+        raise TransferFailed("; ".join(map(str, failed)))
+    return answers
 
 
 async def _unload(server: SGLangClient, name: str) -> None:

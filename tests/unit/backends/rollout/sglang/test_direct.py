@@ -130,7 +130,7 @@ def test_nothing_passes_through_the_worker() -> None:
 
 
 def test_a_server_that_never_leaves_its_group_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_LEAVE_S", 0.05)
+    monkeypatch.setattr(direct, "LEAVE_S", 0.05)
 
     async def test(setup: Setup) -> None:
         path = "/destroy_weights_update_group"
