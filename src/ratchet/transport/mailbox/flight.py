@@ -29,8 +29,6 @@ class Item(msgspec.Struct, eq=False):
     """where in that the next piece begins"""
     loan: Loan | None = None
     """the arrays in shared memory, while they are copied there"""
-    copied: bool = False
-    """they cannot be shared"""
 
     @property
     def num_bytes(self) -> int:

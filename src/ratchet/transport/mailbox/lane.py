@@ -145,7 +145,7 @@ class Lane:
         """Tell whether the arrays of an envelope go by reference."""
         return (
             self.lends
-            and not (item.begun or item.copied)
+            and not item.begun
             and len(item.body) <= self._limits.fragment_bytes
             and item.array_bytes >= SHARED_BYTES
         )
@@ -159,8 +159,8 @@ class Lane:
             item.loan = item.loan or Loan(item.arrays)
             if not item.loan.fill(_FILL_BYTES):
                 return b""
-        except OSError:  # there is no room for a file
-            item.loan, item.copied = None, True
+        except OSError:  # there is no room for a file: what is begun in pieces ends in pieces
+            item.loan = None
             return self._pull_fragment(acks)
         self.queue.popleft()
         count = item.count(self._limits.fragment_bytes)
