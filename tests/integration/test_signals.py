@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.helpers.command import Command, gone, kill
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(240)
 
-SECTIONS: dict[str, dict[str, Any]] = {
-    "rollout": {"max_tokens": 5, "group_size": 4, "num_workers": 2},
-    "trainer": {"num_steps": 100_000, "lr": 1e-3},
-}
-CONFIG = light_config(**SECTIONS)
+CONFIG = light_config(
+    rollout={"max_tokens": 5, "group_size": 4, "num_workers": 2},
+    trainer={"num_steps": 100_000, "lr": 1e-3},
+)
 NUM_PROCESSES = 2 + 3 + 2
 """the launcher and its reaper, three roles, two workers"""
 
@@ -45,33 +44,28 @@ def reward(prompt, completion):
 def test_a_worker_killed_in_the_middle_is_replaced_and_the_run_ends_on_sigterm(
     tmp_path: Path,
 ) -> None:
-    with Command(small_config(**SECTIONS), tmp_path / "run") as command:  # with a real model
+    """With a real model: in a launched run it is seen that the others go on meanwhile."""
+    config = small_config(trainer={"num_steps": 100_000, "lr": 1e-3})
+    with Command(config, tmp_path / "run") as command:
         command.until("a second step", lambda: len(command.steps()) >= 2)
-        # the other worker may have done them alone
-        command.until("its weights", lambda: bool(command.events("rollout-0", "weights_loaded")))
         victim = command.child("rollout-0")
         kill(victim)
         command.until("a new worker", lambda: command.child("rollout-0") != victim)
         died_at = len(command.steps())
         command.until("more steps", lambda: len(command.steps()) >= died_at + 5)
-        command.until(
-            "weights in the new worker",
-            lambda: any(
-                event["pid"] == command.child("rollout-0")
-                for event in command.events("rollout-0", "weights_loaded")
-            ),
-        )
+        loads = command.events("rollout-0", "weights_loaded")
+        first = next(load for load in loads if load["pid"] == command.child("rollout-0"))
         left = command.events("registry-0", "role_left")
         assert [e["name"] for e in left] == ["rollout-0"]
         family = command.family()
-        assert len(family) == NUM_PROCESSES
+        assert len(family) == NUM_PROCESSES - 1
         kill(command.process.pid, signal.SIGTERM)
         code, output = command.finish(10.0)
         assert gone(family[1:], 1.0) == []
     assert code == 128 + signal.SIGTERM, output
     versions = list(read_versions(tmp_path / "run" / "versions.sqlite"))
     assert [v.version for v in versions] == list(range(len(versions)))
-    assert sum(v.state == "live" for v in versions) >= 7
+    assert versions[first["version"]].state == "live"
 
 
 def sleeping(command: Command) -> list[psutil.Process]:

@@ -116,7 +116,9 @@ def test_a_reward_typed_into_a_session_is_refused(tmp_path: Path, typed: str) ->
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("reward", [lambda p, c: 0.0, Judge.judge, math.fsum], ids=str)
+@pytest.mark.parametrize(
+    "reward", [lambda p, c: 0.0, Judge.judge, math.fsum], ids=lambda reward: reward.__qualname__
+)
 def test_a_reward_that_cannot_be_imported_or_called_is_refused(tmp_path: Path, reward: Any) -> None:
     with pytest.raises(UserError):
         Run(small_config(), directory=tmp_path / "run", reward=reward)
