@@ -24,40 +24,42 @@ take-over happened in between; then the second one decides. A group whose oldest
 `max_staleness` is never trained: the check is made on the trainer's own lineage, in the process
 that takes the step.
 
-Bounded admission. The verdicts throw away what is too old; `buffer.admission = "bounded"` issues
-prompts such that there is nothing to throw away. With B groups a batch, batches first in, first out
-by finish, and the bound m = `max_staleness`: let P be the position that the next batch trains at (a
-batch that is out counts as trained); `open` the groups in flight and finished; and d the largest
-staleness at P of the versions that the workers of the groups in flight held when those were issued.
-A prompt is issued only while afterwards, with it among those in flight,
+Bounded admission. The verdicts throw away what is too old; with `buffer.admission = "bounded"`
+there is nothing to throw away. With B groups a batch and the bound m = `max_staleness`, let P be
+the position that the next batch trains at (a batch that is out counts as trained), and the age of
+an open group its staleness at P: once finished, that of its oldest token; in flight, that of the
+version that its worker held when it was issued. Kept is
 
-    open <= B x (m + 1 - d)                                                         (1)
+    for each d from 0 to m + 1: at most B x (m + 1 - d) open groups are of age d or more    (1)
 
-Claim: on an unbroken lineage every group is within the bound when it is trained.
+No less would do: what is of age d or more must be in one of the next m + 1 - d batches. (It is the
+condition of P. Hall, On Representatives of Subsets, 1935, for groups that choose among batches.)
+Two rules keep it:
 
-1. An engine never goes back, so no token of a group is older than the version that its worker held
-   when the group was issued: in flight, its staleness at P is at most d.
-2. (1) holds as long as something is in flight. A batch that is taken lowers `open` by B and raises
-   d by 1, so both sides fall by B. A finish, a drop, a failure, a lease that ends and a retry raise
-   neither `open` (what waits to be issued again is not open) nor d. A step that is rejected or
-   skipped puts P back. Only an issue could break it, and there it is checked.
-3. So at the finish of a group at most open - 1 others are queued before it, and what finishes later
-   is trained later: at most floor((open - 1) / B) <= m - d steps come before its own, and its
-   staleness then is at most d + (m - d) = m.
+* Issue (`most_open`). To a worker whose version is of age v <= m at P, while afterwards at most
+  B x (m + 1 - v) groups are open. So a slot is freed when the version trained on it is there, as in
+  AReaL (arXiv:2505.24298), and what begins has the most steps before it.
+* Batch (`must_go`, `first_batch`). First in, first out by finish, but with what must go for (1) to
+  hold at P + 1; if that is in flight still, the trainer waits for it.
 
-With every worker on the newest version, d is the number of steps since that version, and (1) says
-that the groups in flight, queued, in training, and trained into a version that is not live yet are
-at most B x (m + 1): a slot is freed by the version trained on it. That is the admission rule of
-AReaL (arXiv:2505.24298), floor((N - 1) / B) <= i + m, for the N-th trajectory ever begun and the
-version i. Counting alone does not bound a straggler: later groups overtake it, and their slots are
-given out again, for ever. In (1) d grows with the straggler, and holds back what could overtake it
-until it ends or its lease does. Weights that change in flight (PipelineRL, arXiv:2509.19128), as
-they do here, make the later tokens of a group younger; its first token keeps its age.
+Claim: on an unbroken lineage every group is within the bound when it is trained. That is (1) for
+d = m + 1, and (1) holds always:
 
-Progress. (1) has d <= m while something is in flight, so it leaves room for one batch at least, for
-every worker whose version is within the bound. Where no worker has such a version, the next one
-that is loaded makes room. With m = 0 this is synchronous training: room for one batch, freed by the
-version trained on it.
+1. An engine never goes back, so a finish raises no age. A drop, a failure, a lease that ends and a
+   retry take a group out (what waits to be issued again is not open). A step that is rejected or
+   skipped puts P back, and all ages fall.
+2. After an issue, those of age d <= v or more are at most all that are open, which is at most
+   B x (m + 1 - v) <= B x (m + 1 - d); for d > v their number is what it was.
+3. A batch that is taken raises all ages by 1, and is taken only if (1) holds then.
+
+Counting what was begun, as AReaL does, bounds no straggler: later groups overtake it, and their
+slots are given out again, for ever. Here it is overtaken for m batches and must be in the next one.
+
+Progress. What is in flight ends, at the latest with its lease. Let all have ended. If fewer than B
+are open, there is room for every worker whose version is within the bound, and where there is none,
+the next version that is loaded makes room. If B or more are, the B oldest may go: of those of age d
+or more at most B x (m + 1 - d) - B are left. With m = 0 this is synchronous training: room for one
+batch, freed by the version trained on it.
 
 Outside the claim: after a take-over, or a restore from an older checkpoint, the path leads through
 another branch; and a producer of the user's own may name any version. There the verdicts decide.
@@ -65,7 +67,7 @@ another branch; and a producer of the user's own may name any version. There the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -82,17 +84,66 @@ class Position(NamedTuple):
     step: int
 
 
-def most_open(batch_groups: int, max_staleness: int, staleness: int) -> int:
-    """Return how many groups may be in flight and finished at once, with nothing to throw away:
-    inequality (1) above.
+def most_open(batch_groups: int, max_staleness: int, capacity: int, staleness: int) -> int:
+    """Return how many groups may be in flight and finished at once after an issue; B x (m + 1 -
+    staleness) at most, and one batch at least while that is more than 0.
 
     Args:
-        batch_groups: groups that a step trains.
-        max_staleness: the bound, in optimiser steps.
-        staleness: for the next batch, of the oldest version that a group in flight, or the one to
-            be issued, may begin with.
+        batch_groups: B, groups that a step trains.
+        max_staleness: m, the bound, in optimiser steps.
+        capacity: groups for which there is place, at least a batch; what is trained into a version
+            that the worker does not hold yet keeps its own.
+        staleness: for the next batch, of the version that the worker holds.
     """
-    return batch_groups * max(0, max_staleness + 1 - staleness)
+    if staleness > max_staleness:
+        return 0
+    places = min(capacity, batch_groups * (max_staleness + 1))
+    return max(batch_groups, places - batch_groups * staleness)
+
+
+def must_go(batch_groups: int, max_staleness: int, ages: Mapping[int, int]) -> list[int]:
+    """Return for each age from 0 to m how many open groups of at least that age the next batch must
+    have for (1) to hold after it; never more than a batch, also where (1) does not hold before it.
+
+    Args:
+        batch_groups: B, groups that a step trains.
+        max_staleness: m, the bound, in optimiser steps.
+        ages: age -> number of open groups, for ages up to m.
+    """
+    needed = [0] * (max_staleness + 1)
+    num_older = 0
+    for age in range(max_staleness, -1, -1):
+        num_older += ages.get(age, 0)
+        excess = num_older - batch_groups * (max_staleness - age)
+        needed[age] = min(batch_groups, max(0, excess))
+    return needed
+
+
+def first_batch(batch_groups: int, needed: Sequence[int], ages: Iterable[int]) -> list[int] | None:
+    """Return the batch that comes first in the order of finish, among all with what must go.
+
+    Args:
+        batch_groups: B, groups of a batch.
+        needed: `must_go`.
+        ages: of the finished groups, up to m, oldest finish first.
+
+    Returns:
+        Indices of `ages`, ascending; None if what has finished makes no such batch.
+    """
+    missing = list(needed)
+    batch: list[int] = []
+    for index, age in enumerate(ages):
+        places = batch_groups - len(batch)
+        if any(number >= places for number in missing[age + 1 :]):
+            continue  # all places that are left are for older ones
+        batch.append(index)
+        if places == 1:
+            break
+        for younger in range(age + 1):
+            missing[younger] -= 1
+    else:
+        return None
+    return batch
 
 
 class UnknownVersion(KeyError):  # noqa: N818

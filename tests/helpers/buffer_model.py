@@ -8,6 +8,7 @@ and all that the buffer then told others, and raises AssertionError where the tw
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -175,6 +176,8 @@ class BufferModel:
     def _published(self, record: VersionRecord) -> None:
         self.known[record.version] = record
         self.term = max(self.term, record.term)  # an older trainer may not ask any more
+        if self.request is not None and self.request.term < self.term:
+            self.request = None
         position = Position(record.version, record.step)
         if (record.term, record.step) >= (self.next[0], self.next[1].step):
             self.next = record.term, position
@@ -249,12 +252,13 @@ class BufferModel:
         position = Position(request.version, request.step)
         if len(self.queue) >= size:
             self._judge_all(position)
-        if len(self.queue) < size:
-            assert not batches, "there is no batch that is fresh"
+        ids = self._batch(position)
+        if ids is None:
+            assert not batches, "there is no batch that is fresh, and leaves none that will not be"
             return
         (ready,) = batches
-        ids, self.queue = self.queue[:size], self.queue[size:]
         assert [g.group_id for g in ready.batch.groups] == ids, "first in, first out by finish"
+        self.queue = [i for i in self.queue if i not in ids]
         assert (ready.term, ready.batch.step) == (request.term, request.step + 1)
         for given, age in zip(ready.batch.groups, ready.stats.staleness, strict=True):
             group = self.groups[given.group_id]
@@ -269,6 +273,34 @@ class BufferModel:
         self.request, self.again = None, ready
         self.handed = request, ids
         self.next = request.term, Position(request.version, request.step + 1)
+
+    def _batch(self, position: Position) -> list[int] | None:
+        """The first to finish; if bounded, of those batches after which all that is open can still
+        be trained in time.
+        """
+        size, bound = self.config.batch_groups, self.config.max_staleness
+        if len(self.queue) < size:
+            return None
+        if not self.is_bounded:
+            return self.queue[:size]
+        flight = {i: g.base for i, g in self.groups.items() if g.place == "flight"}
+        if not self.knows(*flight.values()):
+            return None
+        ages = {i: self._distance(base, position) for i, base in flight.items()}
+        ages = {i: age for i, age in ages.items() if age <= bound}  # else it is lost already
+        for i in self.queue:
+            group = self.groups[i].group
+            assert group is not None
+            ages[i] = min(bound, max(self._ages(group, position).values()))
+        for ids in itertools.combinations(self.queue, size):
+            left = [ages[i] for i in ages if i not in ids]
+            if all(
+                sum(each >= age for each in left) <= size * (bound - age)
+                or all(ages[i] >= age for i in ids)  # more cannot be done
+                for age in range(bound + 1)
+            ):
+                return list(ids)
+        return None
 
     def _lose(self, request: RequestBatch) -> None:
         path = [r.version for r in self._path(request.version)]
@@ -338,11 +370,15 @@ class BufferModel:
         if not self.is_bounded:
             return True
         position = self.next[1]
-        bases = {version, *(g.base for g in flight)}
-        if not self.knows(position.version, *bases):
+        if not self.knows(position.version, version):
             return False
-        oldest = max(self._distance(base, position) for base in bases)
-        return num_open <= config.batch_groups * (config.max_staleness + 1 - oldest)
+        age = self._distance(version, position)
+        if age > config.max_staleness:
+            return False
+        # what is trained into versions that the worker does not have yet keeps its place
+        kept = config.batch_groups * age
+        within = config.batch_groups * (config.max_staleness + 1)
+        return num_open <= max(config.batch_groups, min(config.capacity, within) - kept)
 
     # --- verdicts
 

@@ -12,7 +12,8 @@ has a place. The least of three caps holds for the groups that are open, in flig
   that difference for each group that was in flight. The first size is known with the first finish;
   until then no more than one batch is let in.
 * bounded: `staleness.most_open`, for `admission = "bounded"` with the bound `max_staleness`, and
-  for a synchronous trainer with the bound 0.
+  for a synchronous trainer with the bound 0. The place of a group in the capacity is then free
+  when the version trained on it is there.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class Admission:
 
         Args:
             groups: what is open.
-            staleness: for the next batch, of the oldest version that a group in flight, or the one
-                to be issued, may begin with. Only a bounded admission asks for it.
+            staleness: for the next batch, of the version that the worker holds which they are
+                issued to. Only a bounded admission asks for it.
         """
         most = self._capacity
         if self._bound is not None:
-            most = min(most, most_open(self._batch_groups, self._bound, staleness))
+            most = most_open(self._batch_groups, self._bound, self._capacity, staleness)
         if self._max_bytes is not None:
             most = min(most, max(self._batch_groups, self._most_by_size(groups, self._max_bytes)))
         return max(0, most - groups.num)

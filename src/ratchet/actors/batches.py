@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
+from ratchet.actors.due_first import DueFirst
 from ratchet.actors.group_table import Entry, GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
@@ -49,6 +50,9 @@ class Batches:
         self._issuing = issuing
         self._counts = counts
         self._policy = policy
+        self._due_first = (
+            DueFirst(config, table, lineage) if config.admission == "bounded" else None
+        )
         self._log = log
         self._newest: PolicyVersion = -1
         self._recovery = Recovery(table, lineage, judging.reject, log)
@@ -96,7 +100,7 @@ class Batches:
             self._judging.purge(position)
         if self._table.num_queued < self._size:
             return None
-        entries = self._chosen()
+        entries = self._chosen(position)
         if not entries:
             return None
         self._judging.note_staleness(entries, position)
@@ -161,10 +165,13 @@ class Batches:
                 self._log.info("group_requeued", group=entry.group_id, attempt=entry.attempt)
                 self._policy.put(entry.group)
 
-    def _chosen(self) -> Sequence[Entry]:
+    def _chosen(self, position: Position) -> Sequence[Entry]:
         """Return the policy's batch; none of it while the policy waits for more."""
         queue = self._table.queue
-        ids = self._policy.get(self._size, queue.groups)
+        if self._due_first is not None:
+            ids = self._due_first.choose(position)
+        else:
+            ids = self._policy.get(self._size, queue.groups)
         if not ids and not self._table.num_in_flight and not self._issuing.room():
             raise self._policy.waits_for_nothing(self._size, len(queue))
         return [queue[group_id] for group_id in ids]

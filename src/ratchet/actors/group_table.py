@@ -161,9 +161,9 @@ class GroupTable:
         return groups._replace(num_in_flight=groups.num_in_flight + len(self.stored))
 
     @property
-    def bases(self) -> tuple[PolicyVersion, ...]:
-        """The versions that groups in flight may begin with."""
-        return tuple(self._bases)
+    def bases(self) -> Mapping[PolicyVersion, int]:
+        """The versions that groups in flight may begin with, and how many groups each."""
+        return self._bases
 
     @property
     def window(self) -> Window:

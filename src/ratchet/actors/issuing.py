@@ -3,7 +3,8 @@
 Consumes claims of workers, the versions and steps that the buffer hears of, and the group table;
 produces the prompts to hand out now. Waits for nothing. What makes room: see `admission`. For a
 bounded admission it must know where the next batch will be trained, and every version in between:
-`unknown` names those that the registry must be asked for, and until then there is no room.
+`unknown` names those that the registry must be asked for, and until then there is no room for
+workers that hold them, and no batch past groups that began with them.
 """
 
 from __future__ import annotations
@@ -72,11 +73,9 @@ class Issuing:
         groups = self._table.promised
         if not self._admission.is_bounded:
             return self._admission.room(groups)
-        versions = {version, *self._table.bases}
-        if self._next is None or self._lineage.unknown((self._next.version, *versions)):
+        if self._next is None or self._lineage.unknown((self._next.version, version)):
             return 0
-        oldest = max(self._lineage.staleness(each, self._next) for each in versions)
-        return self._admission.room(groups, oldest)
+        return self._admission.room(groups, self._lineage.staleness(version, self._next))
 
     @property
     def places(self) -> int:

@@ -73,7 +73,7 @@ class Config(Section):
         if self.buffer.custom is not None and self.buffer.admission == "bounded":
             msg = (
                 f'buffer.custom = {self.buffer.custom!r} cannot go with admission = "bounded": that'
-                " nothing gets too old is proved of batches first in, first out; use admission ="
+                " nothing gets too old is proved of its own order of training; use admission ="
                 ' "capacity"'
             )
             raise ValueError(msg)

@@ -10,9 +10,13 @@ from tests.simulation.loop import run_virtual
 from tests.unit.actors.test_buffer import World, failed, ids, record, scenario
 
 from ratchet.messages import DescribeLineage, StepTrained, VersionUpdated
-from ratchet.types import VersionRecord
+from ratchet.types import Assignment, VersionRecord
 
 BOUNDED = {"admission": "bounded", "max_staleness": 1, "capacity_factor": 9.0}
+
+
+def ids_of(*assignments: Assignment) -> tuple[int, ...]:
+    return tuple(each.group_id for each in assignments)
 
 
 def test_bounded_frees_a_slot_when_the_version_trained_on_it_is_there() -> None:
@@ -26,7 +30,7 @@ def test_bounded_frees_a_slot_when_the_version_trained_on_it_is_there() -> None:
         await world.request(version=1)
         assert len(world.assignments) == 4
         await world.tell(VersionUpdated(record(1)))
-        assert await world.claim(100, version=1) == []  # c and d began with version 0
+        assert len(await world.claim(100, version=1)) == 2  # in the places of a and b
         await world.finish(c)
         await world.tell(failed(world.assignments[3]))
         assert len(world.assignments) == 7  # one finished, and three in flight
@@ -54,6 +58,27 @@ def test_bounded_trains_a_straggler_before_it_is_too_old() -> None:
         (_, second) = world.batches
         assert straggler.group_id in ids(second)
         assert max(second.stats.staleness) == 1
+        assert world.ledger.reasons() == {}
+
+    scenario(body, buffer=BOUNDED)
+
+
+def test_bounded_lets_what_must_go_overtake_what_finished_first() -> None:
+    async def body(world: World) -> None:
+        a, b, c, d = await world.claim(100)
+        await world.finish(a)
+        await world.finish(b)
+        await world.request()
+        world.records.append(record(1))
+        await world.tell(StepTrained(1, 1, ids_of(a, b), {}), VersionUpdated(record(1)))
+        e, f = await world.claim(100, version=1)
+        await world.finish(e, version=1)
+        await world.finish(f, version=1)
+        await world.finish(c)
+        await world.request(version=1)
+        assert len(world.batches) == 1  # it waits for d, which cannot wait
+        await world.finish(d)
+        assert ids(world.batches[1]) == list(ids_of(c, d))
         assert world.ledger.reasons() == {}
 
     scenario(body, buffer=BOUNDED)
