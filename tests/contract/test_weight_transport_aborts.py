@@ -45,7 +45,8 @@ def test_abort_ends_a_load_that_waits_for_the_trainer(transport: str) -> None:
 @both_sizes
 def test_abort_in_the_middle_of_a_transfer(transport: str, bucket_mib: float) -> None:
     async def main() -> None:
-        async with Fleet(transport, 2, bucket_mib=bucket_mib) as fleet:
+        # the sender hears of it from nobody, and waits a quarter of this for room in shared memory
+        async with Fleet(transport, 2, bucket_mib=bucket_mib, timeout_s=12.0) as fleet:
             await fleet.sync_well()
             go_on, reached = threading.Event(), threading.Event()
             calls: list[int] = []
