@@ -222,6 +222,8 @@ class SGLangEngine:
         except BaseException:
             # what runs may have tokens of weights that have the version's name, and not its values
             parts.generation.refuse(f"version {version} was refused")
+            if parts.weights.unstopped is not None:  # as in `pause`
+                self._lose(parts.weights.unstopped)
             raise
         parts.generation.serve(version, parts.weights.fields(version))
 

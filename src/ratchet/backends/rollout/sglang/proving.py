@@ -11,7 +11,6 @@ While there is no version, the servers stay paused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,6 +53,8 @@ class ProvenWeights:
         self.proving: PolicyVersion | None = None
         """named at the servers, which go on with it, and not proved yet"""
         self.mode: PauseMode = "retract"
+        self.unstopped: str | None = None
+        """why a server may generate with weights that were refused"""
         self._specs = tuple(specs)
         self._tolerance = tolerance
         self._probe: WeightProbe | None = None
@@ -159,8 +160,10 @@ class ProvenWeights:
     async def _refuse(self) -> None:
         """Generate nothing more with what was installed."""
         self.version = None
-        with contextlib.suppress(TransferFailed):  # a server that is gone generates nothing
+        try:
             await self.session.pause(self.mode)
+        except TransferFailed as error:  # the load has failed for another reason, which is told
+            self.unstopped = str(error)
 
     async def _prove(self, version: PolicyVersion) -> None:
         if self._probe is None:

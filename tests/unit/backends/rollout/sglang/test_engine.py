@@ -15,7 +15,7 @@ from tests.helpers.tiny_models import write_tiny_model
 
 from ratchet.backends.rollout.base import Completion, SamplingParams
 from ratchet.backends.rollout.sglang.engine import SGLangEngine
-from ratchet.errors import EngineLost, GenerationFailed, TransferFailed
+from ratchet.errors import EngineLost, GenerationFailed, TransferFailed, WeightsMismatch
 from ratchet.types import Packed, WeightProbe
 
 SHORT = SamplingParams(max_tokens=3, temperature=1.0, seed=0)
@@ -182,6 +182,7 @@ def test_a_server_that_cannot_be_paused_ends_an_engine_without_a_version(model: 
                 await engine.pause("retract")
             await engine.resume()
             assert engine.version == 7  # it goes on with what it has
+            del stub.answers["/pause_generation"]
             stub.answers["/continue_generation"] = (500, {"message": "out of order"})
             with pytest.raises(TransferFailed, match="out of order"):
                 await engine.stamp(8)
@@ -192,6 +193,31 @@ def test_a_server_that_cannot_be_paused_ends_an_engine_without_a_version(model: 
                 await engine.pause("retract")
             with pytest.raises(EngineLost, match="no answer"):
                 await watch
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["slow", "refuses"])
+def test_a_server_that_cannot_be_stopped_when_its_weights_are_refused_ends_the_engine(
+    model: Path, fault: str
+) -> None:
+    async def scenario() -> None:
+        stub = SGLangStub()
+        async with started(stub, model, control_timeout_s=0.5) as engine:
+            watch = asyncio.create_task(engine.watch())
+            await engine.stamp(7)
+            await engine.pause("retract")
+            ids = Packed.of([5, 6, 7], "int32")
+            engine.expect(WeightProbe(3, ids, Packed.of([-9.0, -9.0], "float32")))
+            if fault == "slow":
+                stub.hung.add("/pause_generation")
+            else:
+                stub.answers["/pause_generation"] = (500, {"message": "no answer today"})
+            with pytest.raises(WeightsMismatch):
+                await engine.stamp(8)
+            with pytest.raises(EngineLost, match="no answer"):
+                await watch
+            assert engine.version is None
 
     run(scenario())
 
