@@ -66,8 +66,8 @@ def _with_nan(group: RolloutGroup) -> RolloutGroup:
     return msgspec.structs.replace(group, rollouts=(broken, second))
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def train_as(rank: int, world_size: int, folder: Path) -> None:
+    """Meet the other ranks, train the fixed job with them, and write the reports of this one."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store-{world_size}",
@@ -75,10 +75,16 @@ def main() -> None:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    result = asyncio.run(train(folder, world_size))
-    (folder / f"reports-{world_size}-{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        result = asyncio.run(train(folder, world_size))
+        (folder / f"reports-{world_size}-{rank}.json").write_text(json.dumps(result))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    train_as(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
 
 
 if __name__ == "__main__":
