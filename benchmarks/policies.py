@@ -84,11 +84,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.policies_others import Areal, DueFirst, WindowedFifo
+from benchmarks.policies_others import Areal, WindowedFifo
 from benchmarks.policies_replay import BATCH_GROUPS, WARM_UP, Policy, Setting, replay
 from benchmarks.policies_trace import Trace
 
@@ -102,11 +101,12 @@ POLICIES: Final = (
     Policy("retry, 2 B", 2.0, {"unused": "retry"}),
     Policy("mask, 2 B", 2.0, {"unused": "mask"}),
     Policy("mask, 3 B", 3.0, {"unused": "mask"}),
-    Policy("bounded", buffer={"admission": "bounded"}),
+    Policy("bounded, 2 B", 2.0, {"admission": "bounded"}),
+    Policy("bounded, 3 B", 3.0, {"admission": "bounded"}),
+    Policy("bounded, 4 B", 4.0, {"admission": "bounded"}),
+    Policy("bounded, (m+1) B", buffer={"admission": "bounded"}),
     Policy("AReaL", 2.0, other=Areal),
     Policy("windowed FIFO", 2.0, other=WindowedFifo),
-    Policy("due first, 3 B", 2.0, other=partial(DueFirst, factor=3.0)),
-    Policy("due first", 2.0, other=DueFirst),
 )
 STEPS: Final = 90
 HEAD: Final = (

@@ -20,7 +20,8 @@ def trace() -> Trace:
     [
         "drop, 2 B",
         *(pytest.param(n, marks=pytest.mark.soak) for n in ("mask, 2 B", "windowed FIFO")),
-        "bounded",
+        "bounded, 2 B",
+        pytest.param("bounded, (m+1) B", marks=pytest.mark.soak),
     ],
 )
 def test_a_hard_bound_holds_and_only_waiting_wastes_nothing(name: str, trace: Trace) -> None:
