@@ -21,6 +21,7 @@ from tests.helpers.transport_fleet import (
 )
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights import receiver
 from ratchet.transport.weights.base import LoadReport, SendReport
 from ratchet.transport.weights.staging import Staging
 
@@ -109,18 +110,22 @@ def test_an_engine_that_hangs_in_the_middle_fails_its_own_part(
 
 
 @pytest.mark.parametrize("method", ["pause", "write", "read"])
-def test_an_engine_that_hangs_ends_by_the_deadline(transport: str, method: str) -> None:
+def test_an_engine_that_hangs_ends_by_the_deadline(
+    transport: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "GRACE_S", 0.25)
+
     async def main() -> None:
-        async with Fleet(transport, 2, timeout_s=1.0) as fleet:
+        async with Fleet(transport, 2, timeout_s=1.5) as fleet:
             await fleet.sync_well()
             stuck, well = fleet.sinks.values()
             stuck.hold[method] = asyncio.Event()
-            async with within(3):
+            async with within(4):
                 sent, (late, loaded) = await fleet.sync()
             assert isinstance(sent, SendReport)
             assert isinstance(loaded, LoadReport)
             assert isinstance(late, TransferFailed)
-            assert str(late) == "version 2 was not loaded within 1 s"
+            assert str(late) == "version 2 was not loaded within 1.5 s"
             assert not stuck.paused
             assert stuck.version == (1 if method == "pause" else None)
             stuck.hold.clear()
