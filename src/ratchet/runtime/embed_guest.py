@@ -7,10 +7,7 @@ for the registry at the start, as long as it is told to.
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import tempfile
-import time
 import tomllib
 import uuid
 from contextlib import AbstractAsyncContextManager
@@ -25,12 +22,12 @@ from ratchet.errors import RatchetError, RunFailed, from_wire
 from ratchet.messages import EndRun, RunDescribed
 from ratchet.observability.logs import Log
 from ratchet.runtime.embed_link import Invitation, StandardLog
+from ratchet.runtime.process_node import limits_of, process_node, role_system
 from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.role import EndOfActor
 from ratchet.runtime.visitor import Visit, visit
 from ratchet.status import RunStatus
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import RoleInfo, RoleKind
@@ -103,36 +100,17 @@ class Host:
         """Open the node of a role; its actor is still to be started."""
         incarnation = uuid.uuid4().hex[:12]
         name = name or f"{kind}-{incarnation[:8]}"
-        system = System(
-            rng=random.Random(f"{self.config.seed}/{name}"),  # noqa: S311
-            wall_time=time.time,
-            new_id=lambda: uuid.uuid4().hex,
-            log=self._log,
-            ask_timeout_s=self.config.runtime.ask_timeout_s,
-            registry_wait_s=self.config.runtime.registry_wait_s,
-        )
-        runtime = self.config.runtime
-        node = Node(
-            name=name,
-            incarnation=incarnation,
+        system = role_system(self.config, name, self._log)
+        node = process_node(
+            system,
+            name,
+            incarnation,
             address=self._listen(name),
             key=self.invitation.credentials.key,
             run_id=self.run_id,
-            local=system.local,
-            locate=system.book.locate,
-            is_newest=system.book.is_newest,
-            dead_letters=system.dead_letters,
-            new_id=system.new_id,
-            random_bytes=os.urandom,
-            log=system.log,
-            limits=Limits(
-                heartbeat_s=runtime.heartbeat_s,
-                suspect_s=runtime.suspect_s,
-                dead_s=runtime.dead_s,
-            ),
             wire=SocketWire(self.invitation.credentials),
+            limits=limits_of(self.config),
         )
-        system.remote = node
         system.links = node.links
         system.book.learn(REGISTRY, str(self.invitation.registry))
         await node.start()

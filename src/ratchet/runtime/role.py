@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
@@ -28,20 +26,18 @@ import msgspec
 
 from ratchet.actors.actor import LocalRef
 from ratchet.actors.role import ORDERLY, REGISTRY, TAKEN
-from ratchet.actors.system import System
 from ratchet.errors import ConfigError, RunFailed, StaleTerm, TaskError, UserError
 from ratchet.messages import Down, Message, RunEnded, StopTraining
 from ratchet.observability.logs import configure_logging, route_library_logs
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import start_role
 from ratchet.runtime.placement import RoleSpec
+from ratchet.runtime.process_node import limits_of, process_node, role_system
 from ratchet.runtime.reporter import Reporter
 from ratchet.runtime.rundir import Links, same_address, write_links
 from ratchet.tasks.registry import build_task
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials, load_tls
-from ratchet.transport.mailbox.limits import Limits
-from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import RoleInfo
 
@@ -130,37 +126,18 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         level=spec.level,
         wall_time=time.time,
     )
-    system = System(
-        rng=random.Random(f"{config.seed}/{spec.role.name}"),  # noqa: S311
-        wall_time=time.time,
-        new_id=lambda: uuid.uuid4().hex,
-        log=log,
-        ask_timeout_s=config.runtime.ask_timeout_s,
-        registry_wait_s=config.runtime.registry_wait_s,
-    )
+    system = role_system(config, spec.role.name, log)
     listen = Address.parse(spec.listen)
-    node = Node(
-        name=spec.role.name,
-        incarnation=spec.role.incarnation,
+    node = process_node(
+        system,
+        spec.role.name,
+        spec.role.incarnation,
         address=same_address(run, listen) if spec.role.kind == "registry" else listen,
         key=bytes.fromhex(spec.key),
         run_id=spec.run_id,
-        local=system.local,
-        locate=system.book.locate,
-        is_newest=system.book.is_newest,
-        dead_letters=system.dead_letters,
-        new_id=system.new_id,
-        random_bytes=os.urandom,
-        log=log,
         wire=SocketWire(_credentials(spec)),
-        limits=Limits(
-            heartbeat_s=config.runtime.heartbeat_s,
-            suspect_s=config.runtime.suspect_s,
-            dead_s=config.runtime.dead_s,
-            delivery_s=config.runtime.ask_timeout_s,
-        ),
+        limits=limits_of(config),
     )
-    system.remote = node
     system.links = node.links
     system.book.learn(REGISTRY, spec.registry)
     log.info("role_starting", pid=os.getpid(), life=spec.role.incarnation)

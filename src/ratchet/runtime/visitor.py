@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import ssl
 import time
@@ -23,6 +22,7 @@ from ratchet.actors.system import System
 from ratchet.errors import ActorDead, AskTimeout, RatchetError
 from ratchet.messages import DescribeRun, EndRun, RunDescribed
 from ratchet.observability.logs import Log
+from ratchet.runtime.process_node import process_node
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import Ref
 from ratchet.transport.mailbox.node import Node
@@ -139,22 +139,9 @@ async def visit(
     system.book.learn(REGISTRY, str(registry))
     dials = _Dials(wire or SocketWire())
     name = f"{VISITOR}{system.new_id()[:12]}"
-    node = Node(
-        name=name,
-        incarnation=system.new_id()[:12],
-        address=None,
-        key=key,
-        run_id=run_id,
-        local=system.local,
-        locate=system.book.locate,
-        is_newest=system.book.is_newest,
-        dead_letters=system.dead_letters,
-        new_id=system.new_id,
-        random_bytes=os.urandom,
-        log=log,
-        wire=dials,
+    node = process_node(
+        system, name, system.new_id()[:12], address=None, key=key, run_id=run_id, wire=dials
     )
-    system.remote = node
     await node.start()
     leave_s = _LEAVE_S
     try:
