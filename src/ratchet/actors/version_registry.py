@@ -100,8 +100,8 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             self._vacancy.open()
         self._supersede()
 
-    def on_stop(self) -> None:
-        """Close the file."""
+    def release(self) -> None:
+        """Close the file, also after a failure: the next life opens it."""
         self._vacancy.close()
         self._store.close()
 
@@ -111,10 +111,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
             case RegisterRole():
                 return self._register(message.role)
             case AcquireTerm():
-                term = self._store.acquire_term(message.trainer, message.incarnation, self._wall())
-                self._supersede()
-                self.log.info("term_acquired", term=term, trainer=message.trainer)
-                return TermAcquired(term, self._store.records())
+                return self._acquire(message)
             case ReserveVersion():
                 return self._reserve(message)
             case CommitVersion():
@@ -167,7 +164,18 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
         if reason is not None:
             msg = f"the others have given {role.name} up, which has to start again: {reason}"
             raise GivenUp(msg)
-        term = self._store.term_of(role.incarnation)
+        self._check_term(role.incarnation)
+
+    def _acquire(self, message: AcquireTerm) -> TermAcquired:
+        self._check_term(message.incarnation)  # the answer was lost, and another has taken over
+        term = self._store.acquire_term(message.trainer, message.incarnation, self._wall())
+        self._supersede()
+        self.log.info("term_acquired", term=term, trainer=message.trainer)
+        return TermAcquired(term, self._store.records())
+
+    def _check_term(self, incarnation: str) -> None:
+        """Let no life go on that has held a term which is not the newest."""
+        term = self._store.term_of(incarnation)
         if term is not None:
             self._check(term)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from tests.helpers.actors import RecordingLog, make_system
@@ -29,6 +30,7 @@ from ratchet.messages import (
     VersionReserved,
     VersionUpdated,
 )
+from ratchet.runtime.role import EndOfActor
 from ratchet.status import LinkRow, RoleReport
 from ratchet.storage.versions import VersionStore
 from ratchet.transport.mailbox.base import Ref
@@ -74,6 +76,27 @@ def test_a_number_is_reserved_once_and_lives_when_committed() -> None:
     scenario(body)
 
 
+def test_a_registry_that_fails_lets_go_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "versions.sqlite"
+
+    def fails(*_: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(VersionRegistry, "_end_run", fails)
+
+    async def main() -> None:
+        ref = VersionRegistry.start(make_system(), "registry", store=VersionStore.open(path))
+        end = EndOfActor("test")
+        ref.watch(end)
+        ref.tell(EndRun("trainer-0", "finished", "all steps are trained"))
+        assert "a bug" in await end.reason
+        VersionStore.open(path).close()
+
+    run_virtual(main())
+
+
 def test_an_older_term_is_fenced_and_told_both_terms() -> None:
     async def body(ask: Ask, _others: RecordedDirectory, _: Ref) -> None:
         old = (await ask(AcquireTerm("trainer-0", "t1"))).term
@@ -87,6 +110,20 @@ def test_an_older_term_is_fenced_and_told_both_terms() -> None:
             with pytest.raises(StaleTerm, match=f"term {old} is fenced by term {new}"):
                 await ask(message)
         assert (await ask(ReserveVersion(new, 1, 0))).version == 1
+
+    scenario(body)
+
+
+def test_who_asks_again_for_a_term_does_not_fence_its_successor() -> None:
+    """Its answer was lost with the registry, and another trainer has taken over meanwhile."""
+
+    async def body(ask: Ask, _: RecordedDirectory, __: Ref) -> None:
+        assert (await ask(AcquireTerm("trainer-0", "t1"))).term == 1
+        assert (await ask(AcquireTerm("trainer-0", "t1"))).term == 2  # nobody came between
+        assert (await ask(AcquireTerm("trainer-1", "t2"))).term == 3
+        with pytest.raises(StaleTerm, match="term 2 is fenced by term 3"):
+            await ask(AcquireTerm("trainer-0", "t1"))
+        assert await ask(ReserveVersion(3, 0, None)) == VersionReserved(0, ())
 
     scenario(body)
 
