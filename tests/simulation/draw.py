@@ -30,6 +30,9 @@ from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollo
 from ratchet.config import Config
 from ratchet.transport.mailbox.limits import Limits
 
+_FIRST = 1000
+"""The first seed of worlds that may differ from those to which mutants are pinned."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -142,7 +145,7 @@ def draw(seed: int) -> Plan:
         tail_share=rng.choice([0.0, 0.0, 0.02, 0.2]),
         tail_s=rng.choice([0.1, 2.0]),
     )
-    links = replace(_links(rng, scale), launchers=random.Random(seed).choice(["one", "each"]))
+    links = replace(_links(rng, scale, seed), launchers=random.Random(seed).choice(["one", "each"]))
     config = _config(rng, delays, links, seed)
     # a world without faults would take about this long
     generation_s = delays.token_s * config.rollout.max_tokens * 3
@@ -177,13 +180,16 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _links(rng: random.Random, scale: float) -> Links:
+def _links(rng: random.Random, scale: float, seed: int) -> Links:
     heartbeat_s = rng.choice([1.0, 2.0]) * scale
+    # else a slow world is busy with dialling who is dead
+    dial_most_s = min(4.0, heartbeat_s / 8) if seed >= _FIRST else 0.0
     limits = Limits(
         heartbeat_s=heartbeat_s,
         suspect_s=5 * heartbeat_s,
         dead_s=15 * heartbeat_s,
         delivery_s=30 * heartbeat_s,
+        dial_most_s=max(0.5, dial_most_s),
     )
     return Links(limits, drift=rng.choice([0.0, 1e-4, 0.02]), moves=rng.random() < 0.5)
 
