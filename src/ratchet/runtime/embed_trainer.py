@@ -103,9 +103,7 @@ class _Steps:
         return self._left >= 0
 
 
-class Trainer:
-    """Your training loop's hold on a run. See `ratchet.join`."""
-
+class _Trainer:
     def __init__(self, background: BackgroundLoop, loop: OwnLoop, output: OwnOutput) -> None:
         self._background = background
         self._loop = loop
@@ -115,6 +113,10 @@ class Trainer:
     def metrics(self) -> Mapping[str, Any]:
         """The line of the last step: docs/metrics.md; empty before the first."""
         return self._output.last
+
+
+class Trainer(_Trainer):
+    """Your training loop's hold on a run. See `ratchet.join`."""
 
     def batches(self, steps: int | None = None) -> Iterator[OwnBatch]:
         """Yield batches until `steps` are taken, or the run is over.
@@ -159,18 +161,8 @@ class Trainer:
         self._background.call(self._loop.finish())
 
 
-class AsyncTrainer:
+class AsyncTrainer(_Trainer):
     """`Trainer`, for a loop that awaits."""
-
-    def __init__(self, background: BackgroundLoop, loop: OwnLoop, output: OwnOutput) -> None:
-        self._background = background
-        self._loop = loop
-        self._output = output
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """The line of the last step."""
-        return self._output.last
 
     async def batches(self, steps: int | None = None) -> AsyncIterator[OwnBatch]:
         """Yield batches: see `Trainer.batches`."""
