@@ -19,7 +19,7 @@ from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
-_FILL_BYTES: Final = 1 << 20
+_FILL_BYTES: Final = 256 << 10
 """So much is copied into shared memory in one go."""
 
 
