@@ -10,9 +10,10 @@ and `StepTrained` of the trainer, and versions from the registry. Produces `Prom
 * finish: a group is judged when it arrives, and again when the weights change (`judging`). One
   with a token of a version that is not known here waits for the registry's word on it first.
 * batch: the trainer's request waits until `batch_groups` groups are queued that are fresh for the
-  weights that will take the step, and the policy chooses among them (`buffer_policy`; first in,
-  first out). What unblocks it: a finish. What ends a wait that nobody would end otherwise: the
-  lease of each group in flight, after which its prompt is issued again.
+  weights that will take the step, and the policy chooses among them (first in, first out, or see
+  `buffer_policy`; with a bounded admission `due_first`). What unblocks it: a finish. What ends a
+  wait that nobody would end otherwise: the lease of each group in flight, after which its prompt is
+  issued again.
 
 The synchronous baseline is the same loop under a bounded admission with the bound 0.
 """
@@ -26,7 +27,8 @@ from ratchet.actors.batches import Batches
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.filters import unwatched
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.finishing import Finishing
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
 from ratchet.actors.known_versions import KnownVersions
@@ -122,6 +124,16 @@ class BufferActor(RoleActor[_Inbox]):
         self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log, watch)
         self._policy = Policy.load(config.buffer, watch)
         self._counts = BufferCounts(self._table)
+        self._finishing = Finishing(
+            config.buffer,
+            table=self._table,
+            known=self._known,
+            judging=self._judging,
+            issuing=self._issuing,
+            counts=self._counts,
+            policy=self._policy,
+            log=self.log,
+        )
         self._batches = Batches(
             config.buffer,
             table=self._table,
@@ -151,7 +163,7 @@ class BufferActor(RoleActor[_Inbox]):
         request = self._batches.request
         return {
             "queue_groups": self._table.num_queued,
-            "in_flight_groups": self._table.num_in_flight,
+            "in_flight_groups": len(self._table.in_flight),
             "withheld_groups": self._issuing.withheld,
             "capacity": self._capacity,
             "batch_groups": self._config.batch_groups,
@@ -161,14 +173,15 @@ class BufferActor(RoleActor[_Inbox]):
         }
 
     def receive(self, message: _Inbox) -> None:
-        """Handle one message, then hand out whatever it made possible."""
+        """Handle one message. What it makes possible is handed out at the end of the turn."""
         match message:
             case ClaimPrompts():
-                self._take_credit(message)
+                if message.buffer == self.role.incarnation:  # else it counts another life's
+                    self._issuing.claim(message)
             case GroupFinished():
-                self._finish(message)
+                self._ask_for(self._finishing.finish(message))
             case GroupFailed():
-                self._fail(message)
+                self._finishing.fail(message)
             case RequestBatch():
                 self._take_request(message)
             case StepTrained():
@@ -183,7 +196,7 @@ class BufferActor(RoleActor[_Inbox]):
                 self._registered(message)
             case LineageLearned():
                 for finish in self._known.answered(message.asked, message.versions):
-                    self._finish(finish)
+                    self._ask_for(self._finishing.finish(finish))
             case RoleLeft():
                 self._role_left(message.role)
             case RoleJoined():
@@ -192,15 +205,16 @@ class BufferActor(RoleActor[_Inbox]):
             case RunEnded():
                 self.run_ended(message)
             case CheckLeases():
-                self._end_leases()
+                self._lease_timer = False
+                self._finishing.end_leases(self.now())
             case FlushLedger():
                 self._flush_timer = False
                 self._table.flush()
             case _:
                 assert_never(message)
-        self._hand_out()
 
-    def _hand_out(self) -> None:
+    def end_turn(self) -> None:
+        """Hand out whatever the messages of the turn made possible, in one transaction."""
         told = [*self._serve(), *self._issue()]
         if told:
             self._table.flush()  # what others are told is on disk first, in one transaction
@@ -211,10 +225,6 @@ class BufferActor(RoleActor[_Inbox]):
             self.after(_FLUSH_S, FlushLedger())
 
     # --- issue
-
-    def _take_credit(self, message: ClaimPrompts) -> None:
-        if message.buffer == self.role.incarnation:  # else it counts what another life handed out
-            self._issuing.claim(message)
 
     def _issue(self) -> list[tuple[str, PromptsClaimed]]:
         self._ask_for(self._issuing.unknown)
@@ -230,63 +240,16 @@ class BufferActor(RoleActor[_Inbox]):
     def _arm_leases(self) -> None:
         if self._lease_timer:
             return
-        end = self._table.next_lease_end()
+        end = self._table.in_flight.next_end()
         if end is not None:
             self.after(max(0.0, end - self.now()), CheckLeases())
             self._lease_timer = True
-
-    def _end_leases(self) -> None:
-        self._lease_timer = False
-        for entry in self._table.overdue(self.now()):
-            self.log.warning(
-                "lease_expired",
-                group=entry.group_id,
-                attempt=entry.attempt,
-                worker=entry.worker,
-                lease_s=self._config.lease_s,
-            )
-            self._issuing.credits.lapse(
-                entry.worker, entry.incarnation, entry.group_id, entry.attempt
-            )
-            self._table.reissue(entry, "lease_expired")
 
     def _role_left(self, role: RoleInfo) -> None:
         self.left(role)
         self._issuing.credits.close(role.name, role.incarnation)
         self._counts.left(role)
-        for entry in self._table.held_by(role.name, role.incarnation):
-            self.log.warning("lease_ended", group=entry.group_id, worker=role.name)
-            self._table.reissue(entry, "worker_died")
-
-    # --- finish
-
-    def _claimed(self, worker: str, incarnation: str, group_id: int, attempt: int) -> Entry | None:
-        entry = self._table.claimed(worker, incarnation, group_id, attempt)
-        if entry is None:
-            self.log.warning("late_finish", group=group_id, attempt=attempt, worker=worker)
-            self._issuing.credits.late(worker, incarnation, group_id, attempt)
-        return entry
-
-    def _finish(self, message: GroupFinished) -> None:
-        group = message.group
-        self._counts.heard(message.stats)
-        entry = self._claimed(message.worker, message.incarnation, group.group_id, group.attempt)
-        if entry is None:
-            return
-        versions = group.versions
-        if unknown := self._known.lineage.unknown(versions):
-            self._known.park(message)
-            self._ask_for(unknown)
-        elif self._judging.finish(entry, group, versions) and entry.group is not None:
-            self._policy.put(entry.group)
-
-    def _fail(self, message: GroupFailed) -> None:
-        self._counts.heard(message.stats)
-        entry = self._claimed(
-            message.worker, message.incarnation, message.group_id, message.attempt
-        )
-        if entry is not None:
-            self._judging.fail(entry, message)
+        self._finishing.left(role)
 
     # --- versions
 

@@ -67,7 +67,9 @@ class BufferPolicy(Protocol):
 
 
 class Fifo:
-    """First in, first out by finish: the built-in policy, of which bounded admission is proved."""
+    """First in, first out by finish: the built-in policy. A bounded admission has its own order
+    (`due_first`).
+    """
 
     def put(self, group: RolloutGroup) -> None:
         """Nothing to note: the order of `finished` is that of the finishes."""

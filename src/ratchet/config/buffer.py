@@ -27,7 +27,8 @@ class BufferConfig(Section):
     max_staleness: NonNegative = 4
     admission: Literal["capacity", "bounded"] = "capacity"
     """ "capacity": issue prompts while there is room; what gets too old goes to the unused handler.
-    "bounded": issue only what is sure to be trained within `max_staleness`.
+    "bounded": issue only what is sure to be trained within `max_staleness`; a group keeps its place
+    until the version trained on it is loaded.
     """
     custom: str | None = None
     """ "module:Class" that chooses the groups of a batch in place of first in, first out; see
