@@ -139,24 +139,28 @@ class Tally:
 
     def read(self) -> Distribution:
         """Return it as it is now."""
+        if not self._count:  # all values wait still
+            return _measured(self._pending)
         self._settle()
-        if not self._count:
-            return NOTHING
         numbers = (self._count, self._mean, self._squares, self._low, self._high)
         return Distribution(*numbers, dict(self._histogram))
 
     def _settle(self) -> None:
         values, self._pending = self._pending, []
-        if not values:
-            return
-        mean = sum(values) / len(values)
-        apart = math.dist(values, (mean,) * len(values))
-        histogram: dict[float, int] = {}
-        for value in values:
-            digits = rounded(value)
-            histogram[digits] = histogram.get(digits, 0) + 1
-        numbers = (len(values), mean, apart * apart, min(values), max(values))
-        self.merge(Distribution(*numbers, histogram))
+        self.merge(_measured(values))
+
+
+def _measured(values: Sequence[float]) -> Distribution:
+    """Return the distribution of these values."""
+    if not values:
+        return NOTHING
+    mean = sum(values) / len(values)
+    apart = math.dist(values, (mean,) * len(values))
+    histogram: dict[float, int] = {}
+    for value in values:
+        digits = rounded(value)
+        histogram[digits] = histogram.get(digits, 0) + 1
+    return Distribution(len(values), mean, apart * apart, min(values), max(values), histogram)
 
 
 def merged(distributions: Iterable[Distribution]) -> Distribution:
@@ -177,6 +181,9 @@ class Population(msgspec.Struct, frozen=True):
     """of each trajectory that came to its end"""
     task_rewards: dict[str, Distribution] = {}
     """the same, by the label of the task, where there are several"""
+
+
+NOBODY: Final = Population()
 
 
 class BufferStats(msgspec.Struct, frozen=True, kw_only=True):

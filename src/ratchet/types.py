@@ -33,6 +33,7 @@ PauseMode = Literal["retract", "in_place"]
 VersionState = Literal["reserved", "live", "burnt"]
 GroupState = Literal["issued", "claimed", "finished", "batched", "trained", "committed", "dropped"]
 PackedDtype = Literal["int32", "int64", "float32", "uint8"]
+_ITEM_BYTES: Final = {"int32": 4, "int64": 8, "float32": 4, "uint8": 1}
 
 _LONG: Final = 4096
 """Bytes of an array from which numpy looks at it in less time than Python."""
@@ -76,7 +77,7 @@ class Packed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def __len__(self) -> int:
         """Return the number of values."""
-        return len(self.data) // {"int32": 4, "int64": 8, "float32": 4, "uint8": 1}[self.dtype]
+        return len(self.data) // _ITEM_BYTES[self.dtype]
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -160,6 +161,8 @@ class RolloutGroup(msgspec.Struct, frozen=True, gc=False):
     @property
     def trajectories(self) -> tuple[tuple[Rollout, ...], ...]:
         """The rollouts of each trajectory, in the order of their first."""
+        if all(rollout.trajectory is None for rollout in self.rollouts):
+            return tuple((rollout,) for rollout in self.rollouts)
         found: dict[tuple[str, int], list[Rollout]] = {}
         for index, rollout in enumerate(self.rollouts):
             number = rollout.trajectory

@@ -1,4 +1,5 @@
-"""A BufferActor without a loop: each message goes straight into `receive`, on a clock of its own.
+"""A BufferActor without a loop: each message goes straight into `receive`, as a turn of its own, on
+a clock of its own.
 
 What it tells others, what it asks the registry and what it sets timers for are lists; nothing
 happens until somebody delivers it.
@@ -90,6 +91,10 @@ class DrivenBuffer(BufferActor):
             own_calls=own_calls,
         )
         self._actor_ref = _Itself(self)  # type: ignore[assignment]
+
+    def receive(self, message: Any) -> None:
+        super().receive(message)
+        self.end_turn()
 
     def now(self) -> float:
         return self.clock

@@ -441,8 +441,8 @@ class Watch:
         table = self._world.buffer._table
         states = ledger.counts()
         places = {
-            "issued": len(table._waiting) + len(table.stored),
-            "claimed": table.num_in_flight,
+            "issued": len(table.waiting) + len(table.stored),
+            "claimed": len(table.in_flight),
             "finished": table.num_queued,
             "batched": len(table.batched()),
         }

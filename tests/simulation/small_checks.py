@@ -78,8 +78,8 @@ def _conservation(world: SmallWorld) -> Problems:
         yield fenced or not torn, f"I2: the verdicts on group {row.group_id} differ"
     table = world.newest[BUFFER].actor._table
     places = {
-        "issued": len(table._waiting),
-        "claimed": table.num_in_flight,
+        "issued": len(table.waiting),
+        "claimed": len(table.in_flight),
         "finished": table.num_queued,
         "batched": len(table.batched()),
     }

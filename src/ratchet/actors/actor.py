@@ -91,6 +91,12 @@ class Actor(PykkaActor, Generic[M]):
             which then holds up no other message; or None, for a message that was told.
         """
 
+    def end_turn(self) -> None:
+        """Run after the last of the messages that are handled without a pause, under its trace.
+
+        What several messages have in common is done here once: a commit, an answer to all.
+        """
+
     def on_start(self) -> Awaitable[None] | None:
         """Run before the first message. May return an awaitable; then that is awaited first."""
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.due_first import DueFirst
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.issuing import Issuing
 from ratchet.actors.judging import Judging
 from ratchet.actors.recovery import Recovery, accounts_for
@@ -155,12 +156,12 @@ class Batches:
         if not self._recovery.is_settled:
             return
         while self._table.stored and self._issuing.places:
-            found = self._table.next_stored()
+            found = self._table.waiting.next_stored()
             if found is None:
                 return
             entry, group = found
             if self._lineage.unknown(group.versions):  # then its staleness is, too
-                self._table.reissue_stored(entry)
+                self._table.waiting.add_for_worker(entry)
             elif self._judging.requeue(entry, group) and entry.group is not None:
                 self._log.info("group_requeued", group=entry.group_id, attempt=entry.attempt)
                 self._policy.put(entry.group)
@@ -172,7 +173,7 @@ class Batches:
             ids = self._due_first.choose(position)
         else:
             ids = self._policy.get(self._size, queue.groups)
-        if not ids and not self._table.num_in_flight and not self._issuing.room():
+        if not ids and not len(self._table.in_flight) and not self._issuing.room():
             raise self._policy.waits_for_nothing(self._size, len(queue))
         return [queue[group_id] for group_id in ids]
 

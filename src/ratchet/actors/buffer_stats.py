@@ -67,7 +67,7 @@ class BufferCounts:
             queue_groups=table.num_queued,
             queue_bytes=table.queue.num_bytes,
             queue_staleness=queue_staleness,
-            in_flight_groups=table.num_in_flight,
+            in_flight_groups=len(table.in_flight),
             staleness=staleness,
             rejected_staleness=window.rejected_staleness.read(),
             offered=window.offered.read(),

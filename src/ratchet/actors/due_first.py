@@ -33,7 +33,7 @@ class DueFirst:
         one in flight is not waited for: the verdict will be against it.
         """
         queue = self._table.queue
-        bases = self._table.bases
+        bases = self._table.in_flight.bases
         if self._lineage.unknown(bases):
             return ()  # until the registry has said how old those in flight are
         age_of = {versions: self._age(versions, position) for versions in queue.sets_of_versions()}

@@ -97,6 +97,8 @@ def why_aborted(group: RolloutGroup) -> str | None:
 
 def whole_rewards(group: RolloutGroup) -> list[float]:
     """Return the reward of each trajectory that came to its end: that of another one is none."""
+    if why_aborted(group) is None:
+        return list(group.rewards)
     return [samples[0].reward for samples in group.trajectories if _is_whole(samples)]
 
 

@@ -17,7 +17,7 @@ from ratchet.actors.admission import payload_bytes
 from ratchet.types import PolicyVersion, RolloutGroup
 
 if TYPE_CHECKING:
-    from ratchet.actors.group_table import Entry
+    from ratchet.actors.entry import Entry
 
 
 class FinishedQueue:

@@ -8,49 +8,18 @@ under a lease), queued (finished, first in, first out), batched (handed to the t
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from ratchet.actors.admission import OpenGroups
+from ratchet.actors.entry import Entry
 from ratchet.actors.finished_queue import FinishedQueue
+from ratchet.actors.in_flight import InFlight
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.stored_groups import StoredGroups
+from ratchet.actors.waiting import Waiting
 from ratchet.actors.window import Made, Window
-from ratchet.storage.ledger import GroupLedger, GroupRow
-from ratchet.types import PolicyVersion, Prompt, RolloutGroup
-
-
-class Entry(msgspec.Struct, eq=False, gc=False):
-    """One group that is not gone yet. It is in no cycle, and there are tens of thousands: the
-    garbage collector need not walk through them.
-    """
-
-    group_id: int
-    epoch: int
-    prompt: Prompt
-    attempt: int = 0
-    retries: int = 0
-    reissues: int = 0
-    worker: str = ""
-    incarnation: str = ""
-    base: PolicyVersion = 0
-    """in flight: no token of it is older"""
-    claimed_at: float = 0.0
-    lease_end: float = 0.0
-    group: RolloutGroup | None = None
-    versions: tuple[PolicyVersion, ...] = ()
-    num_bytes: int = 0
-    """of the group's arrays, as they came in"""
-    staleness: int = 0
-    """of the oldest token that is trained, when it was last judged"""
-    masked: str = ""
-    """why a part of it is not trained"""
-    made: Made | None = None
-    """queued or batched: for the counters; None if it was batched in an earlier life"""
+from ratchet.storage.ledger import GroupLedger
+from ratchet.types import PolicyVersion, RolloutGroup
 
 
 class GroupTable:
@@ -72,16 +41,12 @@ class GroupTable:
         self._wall = wall_time
         self._now = now
         self._max_reissues = max_reissues
-        self._waiting: deque[Entry] = deque()
-        self._in_flight: dict[int, Entry] = {}  # in the order of their leases' ends
-        self._held: dict[tuple[str, str], dict[int, Entry]] = {}  # those in flight, by worker
-        self._bases: Counter[PolicyVersion] = Counter()  # those in flight, by what they begin with
+        self.in_flight = InFlight()
         self.queue = FinishedQueue()
         self._batched: dict[int, Entry] = {}
         self.stored = StoredGroups() if stored is None else stored
+        self.waiting = Waiting(self.stored)
         self._window = Window(by_task)
-        self.dirty = False
-        """There are transitions that a flush would make durable."""
         self.goes_on = False
         """An earlier life has issued prompts."""
         self._restore()
@@ -99,40 +64,17 @@ class GroupTable:
         self._source.seek(*cursor)
         rows = self._ledger.groups("issued", "claimed", "finished", "batched")
         prompts = self._source.find({row.prompt_id for row in rows}) if rows else {}
-        self._restore_stored()
+        self.stored.restore(self._ledger.committed_step(), self._ledger.group)
         for row in rows:
-            entry = self._entry(row, prompts)
+            entry = Entry.of(row, prompts[row.prompt_id])
             if row.state == "batched":
                 self._batched[row.group_id] = entry
             elif row.state == "issued":
-                self._line_up(entry, row.reason or "")
+                self.waiting.add(entry, row.reason or "")
             else:
                 self._window.reissued["buffer_died"] += 1
                 self._give_up(entry, "buffer_died", counts=False)
-                self._line_up(entry, "buffer_died")
-
-    def _restore_stored(self) -> None:
-        self.stored.saved_step = self._ledger.committed_step()
-        rows = {group_id: self._ledger.group(group_id) for group_id in self.stored.ids}
-        past = ("claimed", "committed", "dropped")
-        self.stored.forget([i for i, row in rows.items() if row is None or row.state in past])
-
-    @staticmethod
-    def _entry(row: GroupRow, prompts: Mapping[str, Prompt]) -> Entry:
-        prompt = prompts[row.prompt_id]
-        return Entry(
-            row.group_id,
-            row.epoch,
-            prompt,
-            attempt=row.attempt,
-            retries=row.retries,
-            staleness=row.staleness or 0,
-        )
-
-    @property
-    def num_in_flight(self) -> int:
-        """Groups under a lease."""
-        return len(self._in_flight)
+                self.waiting.add(entry, "buffer_died")
 
     @property
     def num_queued(self) -> int:
@@ -144,13 +86,13 @@ class GroupTable:
         """Groups that count against the capacity: in flight and finished. Those that are stored are
         not in memory; they have the next place.
         """
-        return len(self._in_flight) + len(self.queue)
+        return len(self.in_flight) + len(self.queue)
 
     @property
     def open_groups(self) -> OpenGroups:
         """What holds room."""
         queue = self.queue
-        return OpenGroups(len(self._in_flight), len(queue), queue.num_bytes, queue.largest_bytes)
+        return OpenGroups(len(self.in_flight), len(queue), queue.num_bytes, queue.largest_bytes)
 
     @property
     def promised(self) -> OpenGroups:
@@ -159,11 +101,6 @@ class GroupTable:
         if not self.stored:
             return groups
         return groups._replace(num_in_flight=groups.num_in_flight + len(self.stored))
-
-    @property
-    def bases(self) -> Mapping[PolicyVersion, int]:
-        """The versions that groups in flight may begin with, and how many groups each."""
-        return self._bases
 
     @property
     def window(self) -> Window:
@@ -176,43 +113,14 @@ class GroupTable:
         """Put the next group, one that waits before a new one, under a lease of (name,
         incarnation), which holds no version older than `base`.
         """
-        if self._waiting:
-            entry = self._waiting.popleft()
-            self.stored.forget([entry.group_id])
-        else:
+        entry = self.waiting.next()
+        if entry is None:
             epoch, prompt = self._source.next()
             entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
-        entry.worker, entry.incarnation = worker
-        entry.claimed_at = self._now()
-        entry.lease_end = until
         entry.base = base
-        self._bases[base] += 1
-        self._in_flight[entry.group_id] = entry
-        self._held.setdefault(worker, {})[entry.group_id] = entry
-        self.dirty = True
+        self.in_flight.begin(entry, worker, self._now(), until)
         self._ledger.claim(entry.group_id, entry.attempt, entry.worker, self._wall())
         return entry
-
-    def claimed(self, worker: str, incarnation: str, group_id: int, attempt: int) -> Entry | None:
-        """Return the group if exactly this try of it is in flight at exactly this worker."""
-        entry = self._in_flight.get(group_id)
-        if entry is None:
-            return None
-        held = (entry.worker, entry.incarnation, entry.attempt)
-        return entry if held == (worker, incarnation, attempt) else None
-
-    def held_by(self, worker: str, incarnation: str) -> list[Entry]:
-        """Return what a worker has in flight."""
-        return list(self._held.get((worker, incarnation), {}).values())
-
-    def overdue(self, now: float) -> list[Entry]:
-        """Return the groups whose lease has ended."""
-        oldest_first = self._in_flight.values()
-        return list(itertools.takewhile(lambda entry: entry.lease_end <= now, oldest_first))
-
-    def next_lease_end(self) -> float | None:
-        """Return when the oldest lease ends."""
-        return next((entry.lease_end for entry in self._in_flight.values()), None)
 
     # --- finish
 
@@ -220,7 +128,7 @@ class GroupTable:
         self, entry: Entry, group: RolloutGroup, versions: tuple[PolicyVersion, ...]
     ) -> None:
         """Queue a claimed group."""
-        self._land(entry)
+        self.in_flight.end(entry)
         made = self._queue(entry, group, versions, requeued=False)
         self._window.finished(entry.prompt.prompt_id, made, entry.claimed_at)
 
@@ -230,19 +138,6 @@ class GroupTable:
         """Queue a group that was stored; its first finish has counted."""
         self._queue(entry, group, versions, requeued=True)
         self._window.num_requeued += 1
-
-    def next_stored(self) -> tuple[Entry, RolloutGroup] | None:
-        """Return what was stored for longest, to be queued; what cannot be read is issued again."""
-        while self.stored:
-            entry, group = self.stored.next()
-            if group is not None:
-                return entry, group
-            self._waiting.append(entry)
-        return None
-
-    def reissue_stored(self, entry: Entry) -> None:
-        """Its result cannot be judged: let a worker have it."""
-        self._waiting.append(entry)
 
     def _queue(
         self,
@@ -255,8 +150,7 @@ class GroupTable:
         entry.group, entry.versions = group, versions
         entry.made = made = Made.of(group, self._now())
         self.queue.put(entry, group)
-        reward_mean, reward_std = _mean_and_deviation(made.rewards)
-        self.dirty = True
+        reward_mean, reward_std = made.mean_and_deviation
         self._ledger.finish(
             entry.group_id,
             entry.attempt,
@@ -264,7 +158,7 @@ class GroupTable:
             max_version=max(versions, default=None),
             reward_mean=reward_mean,
             reward_std=reward_std,
-            num_tokens=group.num_tokens,
+            num_tokens=sum(made.tokens),
             num_rollouts=len(group.rollouts),
             now=self._wall(),
             requeued=requeued,
@@ -276,7 +170,6 @@ class GroupTable:
         if entry.masked == reason:
             return
         entry.masked = reason
-        self.dirty = True
         self._ledger.mask(entry.group_id, reason, self._wall())
 
     def queued(self) -> list[Entry]:
@@ -291,7 +184,6 @@ class GroupTable:
             self._batched[entry.group_id] = self.queue.take(entry.group_id)
             if entry.masked:
                 self._window.masked[entry.masked] += 1
-        self.dirty = True
         self._ledger.batch(
             [entry.group_id for entry in entries],
             step,
@@ -310,14 +202,12 @@ class GroupTable:
         for group_id in group_ids:
             entry = self._batched.pop(group_id)
             self._window.has_trained(entry.prompt.prompt_id, entry.made, now)
-        self.dirty = True
         self._ledger.train(group_ids, step, version, self._wall())
         self.stored.trained(group_ids, step)
 
     def commit(self, step: int) -> None:
         """A checkpoint has all that was trained up to a step: forget the payloads."""
         self.stored.committed(self._ledger.commit(step, self._wall()), step)
-        self.dirty = True
 
     def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
         """Return (version that the step started from, step) of all that trained a group."""
@@ -330,9 +220,8 @@ class GroupTable:
         rows = self._ledger.lose(version, step, "step_lost", self._wall())
         prompts = self._source.find({row.prompt_id for row in rows})
         for row in rows:
-            self._line_up(self._entry(row, prompts), "step_lost")
+            self.waiting.add(Entry.of(row, prompts[row.prompt_id]), "step_lost")
         self._window.reissued["step_lost"] += len(rows)
-        self.dirty = True
         return len(rows)
 
     def rejected(self, group_id: int) -> Entry:
@@ -359,8 +248,12 @@ class GroupTable:
         self._take_out(entry)
         self.stored.forget([entry.group_id])
         self._window.dropped[reason] += 1
-        self.dirty = True
         self._ledger.drop(entry.group_id, reason, self._wall())
+
+    @property
+    def dirty(self) -> bool:
+        """There are transitions that a flush would make durable."""
+        return self._ledger.is_dirty
 
     def take_window(self) -> Window:
         """Return the counters since the last call, and reset them."""
@@ -374,7 +267,6 @@ class GroupTable:
             self._ledger.save_cursor(*cursor)
             self._cursor = cursor
         self._ledger.flush()
-        self.dirty = False
 
     def close(self) -> None:
         """Flush, and close the ledger."""
@@ -386,20 +278,15 @@ class GroupTable:
         self._take_out(entry)
         self._give_up(entry, reason, counts=counts)
         entry.group, entry.versions, entry.masked = None, (), ""
-        self._line_up(entry, reason)
-
-    def _line_up(self, entry: Entry, reason: str) -> None:
-        if not self.stored.recall(entry, reason):
-            self._waiting.append(entry)
+        self.waiting.add(entry, reason)
 
     def _give_up(self, entry: Entry, reason: str, *, counts: bool) -> None:
-        self.dirty = True
         self._ledger.retry(entry.group_id, entry.attempt, reason, self._wall(), counts=counts)
         entry.attempt += 1
 
     def _take_out(self, entry: Entry) -> None:
-        if entry.group_id in self._in_flight:
-            self._land(entry)
+        if entry in self.in_flight:
+            self.in_flight.end(entry)
             return
         if entry in self.queue:
             self.queue.take(entry.group_id)
@@ -408,25 +295,3 @@ class GroupTable:
             raise RuntimeError(msg)
         self._window.has_lost(entry.prompt.prompt_id, entry.made)
         entry.made = None
-
-    def _land(self, entry: Entry) -> None:
-        """Out of flight; where it comes to is the caller's."""
-        del self._in_flight[entry.group_id]
-        self._bases[entry.base] -= 1
-        if not self._bases[entry.base]:
-            del self._bases[entry.base]
-        worker = entry.worker, entry.incarnation
-        held = self._held[worker]
-        del held[entry.group_id]
-        if not held:
-            del self._held[worker]
-
-
-def _mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean and the population standard deviation; `statistics` computes in fractions,
-    which takes longer than all else that is done with a group here.
-    """
-    if not values:
-        return None, None
-    mean = sum(values) / len(values)
-    return mean, math.dist(values, (mean,) * len(values)) / math.sqrt(len(values))

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from ratchet.actors.admission import Admission
 from ratchet.actors.credits import Credits
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.config import Config
 from ratchet.messages import ClaimPrompts
 from ratchet.staleness import Lineage, Position
@@ -65,7 +66,7 @@ class Issuing:
         if not self._admission.is_bounded or self._next is None:
             return ()
         return self._lineage.unknown(
-            (self._next.version, *self._table.bases, *self.credits.versions)
+            (self._next.version, *self._table.in_flight.bases, *self.credits.versions)
         )
 
     def room(self, version: PolicyVersion = 0) -> int:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ratchet.actors.entry import Entry
 from ratchet.actors.filters import Watch, mask_aborted, unwatched
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
 from ratchet.config import BufferConfig
 from ratchet.messages import GroupFailed
@@ -78,7 +79,9 @@ class Judging:
             and position is not None
             and max(versions, default=0) <= position.version
         ):
-            self._judge(entry, self._staleness(versions, position))
+            staleness = self._staleness(versions, position)
+            if self._is_past(staleness):
+                self._judge(entry, staleness)
         stays = entry in self._table.queue
         if stays:
             self._table.stored.keep(entry, group)
@@ -115,7 +118,7 @@ class Judging:
         self._position = position
         for versions in self._table.queue.sets_of_versions():
             staleness = self._staleness(versions, position)
-            if max(staleness.values(), default=0) > self._max_staleness:
+            if self._is_past(staleness):
                 for entry in self._table.queue.made_by(versions):
                     self._judge(entry, staleness)
 
@@ -144,6 +147,9 @@ class Judging:
         self, versions: tuple[PolicyVersion, ...], position: Position
     ) -> dict[PolicyVersion, int]:
         return {version: self._lineage.staleness(version, position) for version in versions}
+
+    def _is_past(self, staleness: dict[PolicyVersion, int]) -> bool:
+        return max(staleness.values(), default=0) > self._max_staleness
 
     def _judge(self, entry: Entry, staleness: dict[PolicyVersion, int]) -> None:
         verdict = self._verdicts.at_get(entry, staleness)

@@ -2,7 +2,9 @@
 
 Consumes the envelopes of an inbox, in order, and calls the actor's hooks; produces replies, dead
 letters and the news of the end. It waits for the inbox, is unblocked by the first `put`, and lets
-other tasks of the loop run after each `YIELD_EVERY` messages.
+other tasks of the loop run after each `YIELD_EVERY` messages. A turn is what it handles without a
+pause: until the inbox is empty, or others have to run; at its end the actor may settle what the
+messages of the turn have in common.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Hooks(Protocol):
     def actor_ref(self) -> LocalRef: ...  # noqa: D102
 
     def receive(self, message: Any, /) -> Answer: ...  # noqa: D102
+
+    def end_turn(self) -> None: ...  # noqa: D102
 
     def on_start(self) -> Awaitable[None] | None: ...  # noqa: D102
 
@@ -136,10 +140,12 @@ class Life:
                 continue
             envelope = self.inbox.get()
             if envelope.message is STOP:
+                self._actor.end_turn()
                 return
-            self._handle(envelope)
             num_handled += 1
-            if num_handled % YIELD_EVERY == 0:
+            is_last = num_handled % YIELD_EVERY == 0
+            self._handle(envelope, is_last=is_last)
+            if is_last:
                 await asyncio.sleep(0)
         raise self._failure
 
@@ -189,18 +195,25 @@ class Life:
     def _report(self, event: str, error: BaseException) -> None:
         self.log.error(event, reason=self._end_reason, exc_info=error)
 
-    def _handle(self, envelope: Envelope) -> None:
+    def _handle(self, envelope: Envelope, *, is_last: bool) -> None:
+        """Handle a message, and end the turn if there is no further one: under its trace."""
         trace = envelope.trace
         if trace is None or type(envelope.message) not in self._accepts:
             self._refuse(envelope)
+            self._end_turn(is_last=is_last)
             return
         token = current_trace.set(trace)
         bound = bind_contextvars(**_log_fields(trace))
         try:
             self._receive(envelope)
+            self._end_turn(is_last=is_last)
         finally:
             reset_contextvars(**bound)
             current_trace.reset(token)
+
+    def _end_turn(self, *, is_last: bool) -> None:
+        if is_last or self.inbox.empty():
+            self._actor.end_turn()
 
     def _receive(self, envelope: Envelope) -> None:
         message, reply = envelope.message, envelope.reply

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.messages import RequestBatch, StepTrained
 from ratchet.observability.logs import Log
 from ratchet.staleness import Lineage

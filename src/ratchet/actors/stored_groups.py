@@ -15,7 +15,7 @@ in all, however long the run and however rare its checkpoints.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,7 +25,8 @@ from ratchet.storage.payloads import Payloads
 from ratchet.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from ratchet.actors.group_table import Entry
+    from ratchet.actors.entry import Entry
+    from ratchet.storage.groups import GroupRow
 
 COMES_BACK: Final = frozenset({"buffer_died", "trainer_died", "step_lost"})
 """Reasons for another attempt that say nothing against the result of the last one."""
@@ -59,6 +60,13 @@ class StoredGroups:
     def ids(self) -> frozenset[int]:
         """Of all groups whose payload is kept."""
         return frozenset() if self._payloads is None else frozenset(self._payloads.kept)
+
+    def restore(self, saved_step: int, row_of: Callable[[int], GroupRow | None]) -> None:
+        """Go on from an earlier life: forget the results that its ledger says are of no use."""
+        self.saved_step = saved_step
+        rows = {group_id: row_of(group_id) for group_id in self.ids}
+        past = ("claimed", "committed", "dropped")
+        self.forget([i for i, row in rows.items() if row is None or row.state in past])
 
     def keep(self, entry: Entry, group: RolloutGroup) -> None:
         """Keep what a group was when it finished."""

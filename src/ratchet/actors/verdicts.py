@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
+from ratchet.actors.entry import Entry
 from ratchet.actors.filters import (
     Watch,
     call_own,
@@ -34,7 +35,6 @@ from ratchet.actors.filters import (
     unwatched,
     why_aborted,
 )
-from ratchet.actors.group_table import Entry
 from ratchet.config import BufferConfig, UnusedName
 from ratchet.errors import RunFailed
 from ratchet.types import PolicyVersion, RolloutGroup, UnusedGroup

@@ -9,13 +9,14 @@ then once as trained or lost, or it is still queued or batched:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ratchet.actors.filters import whole_rewards
-from ratchet.stats import Population, Tally
+from ratchet.stats import NOBODY, Population, Tally
 from ratchet.tasks.mixture import label_of
 from ratchet.types import RolloutGroup
 
@@ -35,6 +36,17 @@ class Made(msgspec.Struct, frozen=True, gc=False):
         """Measure a group."""
         tokens = tuple(len(rollout.completion_ids) for rollout in group.rollouts)
         return cls(tokens, tuple(whole_rewards(group)), now)
+
+    @property
+    def mean_and_deviation(self) -> tuple[float | None, float | None]:
+        """The mean of the rewards and their population standard deviation; `statistics` computes in
+        fractions, which takes longer than all else that is done with a group.
+        """
+        values = self.rewards
+        if not values:
+            return None, None
+        mean = sum(values) / len(values)
+        return mean, math.dist(values, (mean,) * len(values)) / math.sqrt(len(values))
 
 
 @dataclass(slots=True)
@@ -58,6 +70,8 @@ class Groups:
 
     def read(self) -> Population:
         """Return it as it is now."""
+        if not self.num_groups:
+            return NOBODY
         tasks = {label: tally.read() for label, tally in sorted(self.task_rewards.items())}
         return Population(self.num_groups, self.tokens.read(), self.rewards.read(), tasks)
 

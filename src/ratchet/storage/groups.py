@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 
@@ -102,6 +102,13 @@ SELECT: Final = """
         AND (?2 IS NULL OR ?2 BETWEEN min_version AND max_version)
     ORDER BY group_id"""
 LIFE: Final = "SELECT * FROM events WHERE group_id = ? ORDER BY rowid"
+
+
+class Cursor(NamedTuple):
+    """Where the next prompt comes from."""
+
+    epoch: int
+    position: int
 
 
 class GroupRow(msgspec.Struct, frozen=True, rename={"group_id": "group", "prompt_id": "prompt"}):

@@ -13,25 +13,26 @@ leaves no trace. Times are wall clock seconds, for people only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, cast
+from typing import cast
 
 import msgspec
 
-from ratchet.errors import RatchetError
+from ratchet.storage import transitions
 from ratchet.storage.groups import (
     LIFE,
     SCHEMA,
     SELECT,
     STATES,
+    Cursor,
     GroupEvent,
     GroupRow,
     read_events,
     read_groups,
 )
 from ratchet.storage.sqlite import Database
+from ratchet.storage.transitions import LedgerError, Transitions
 from ratchet.types import GroupState, PolicyVersion
 
 __all__ = [
@@ -45,74 +46,13 @@ __all__ = [
 ]
 
 
-class LedgerError(RatchetError):
-    """A transition that the state of the group does not allow; nothing was written."""
-
-
-class Cursor(NamedTuple):
-    """Where the next prompt comes from."""
-
-    epoch: int
-    position: int
-
-
-_ISSUE: Final = """
-    INSERT INTO groups (group_id, prompt_id, epoch, issued_at, changed_at)
-    VALUES (?1, ?2, ?3, ?4, ?4)"""
-_CLAIM: Final = """
-    UPDATE groups SET state = 'claimed', reason = NULL, worker = ?1, claimed_at = ?2,
-        changed_at = ?2
-    WHERE group_id = ?3 AND attempt = ?4 AND state = 'issued'"""
-_FINISH: Final = """
-    UPDATE groups SET state = 'finished', min_version = ?1, max_version = ?2, reward_mean = ?3,
-        reward_std = ?4, num_tokens = ?5, num_rollouts = ?6, finished_at = ?7, changed_at = ?7
-    WHERE group_id = ?8 AND attempt = ?9 AND state = 'claimed'"""
-_REQUEUE: Final = _FINISH.replace("SET", "SET reason = NULL,").replace("'claimed'", "'issued'")
-_RETRY: Final = """
-    UPDATE groups SET state = 'issued', attempt = attempt + 1, retries = retries + ?5,
-        reason = ?1, worker = NULL, min_version = NULL, max_version = NULL, staleness = NULL,
-        trained_step = NULL, reward_mean = NULL, reward_std = NULL, num_tokens = NULL,
-        num_rollouts = NULL, claimed_at = NULL, finished_at = NULL, changed_at = ?2
-    WHERE group_id = ?3 AND attempt = ?4 AND state IN ('claimed', 'finished', 'batched')"""
-_MASK: Final = """
-    UPDATE groups SET reason = ?1 WHERE group_id = ?2 AND state = 'finished'"""
-_MASKED: Final = "INSERT INTO events VALUES (?, ?, 'masked', ?)"
-_LOSE: Final = """
-    UPDATE groups SET state = 'issued', attempt = attempt + 1, reason = ?3, worker = NULL,
-        min_version = NULL, max_version = NULL, staleness = NULL, trained_step = NULL,
-        trained_version = NULL, reward_mean = NULL, reward_std = NULL, num_tokens = NULL,
-        num_rollouts = NULL, claimed_at = NULL, finished_at = NULL, trained_at = NULL,
-        changed_at = ?4
-    WHERE trained_version = ?1 AND trained_step = ?2 AND state IN ('trained', 'committed')
-    RETURNING *"""
-_COMMIT: Final = """
-    UPDATE groups SET state = 'committed', changed_at = ?1
-    WHERE state = 'trained' AND trained_step <= ?2
-    RETURNING group_id"""
-_DROP: Final = """
-    UPDATE groups SET state = 'dropped', reason = ?1, trained_step = NULL, changed_at = ?2
-    WHERE group_id = ?3 AND state IN ('issued', 'claimed', 'finished', 'batched')"""
-# One statement for a whole batch: within a savepoint, the cost of each further statement grows with
-# the pages that the earlier ones have changed. The groups are named in the order of the table, in
-# which SQLite walks them. The plus in _TRAIN keeps it off the index on steps.
-_BATCH: Final = """
-    UPDATE groups SET state = 'batched', trained_step = ?1, staleness = named.value, changed_at = ?2
-    FROM json_each(?3) AS named
-    WHERE group_id = CAST(named.key AS INTEGER) AND state = 'finished'
-    RETURNING group_id"""
-_TRAIN: Final = """
-    UPDATE groups SET state = 'trained', trained_version = ?1, trained_at = ?2, changed_at = ?2
-    FROM json_each(?4) AS named
-    WHERE group_id = named.value AND trained_step = ?3 AND +state = 'batched'
-    RETURNING group_id"""
-
-
 class GroupLedger:
     """The single writer of the groups, their events and the data cursor."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = database.connection
+        self._transitions = Transitions(self._sql)
         row = self._sql.execute("SELECT coalesce(max(group_id), -1) FROM groups").fetchone()
         self._last_id: int = row[0]
 
@@ -133,8 +73,8 @@ class GroupLedger:
     def issue(self, prompt_id: str, epoch: int, now: float) -> int:
         """Begin a group for a prompt and return its id, from 0."""
         group_id = self._last_id + 1
-        self._begin()
-        self._sql.execute(_ISSUE, (group_id, prompt_id, epoch, now))
+        self._transitions.begin()
+        self._sql.execute(transitions.ISSUE, (group_id, prompt_id, epoch, now))
         self._last_id = group_id
         return group_id
 
@@ -144,7 +84,7 @@ class GroupLedger:
         Raises:
             LedgerError: if the group is not issued, or at another attempt.
         """
-        self._move(_CLAIM, (worker, now, group_id, attempt), group_id)
+        self._transitions.one(transitions.CLAIM, (worker, now, group_id, attempt), group_id)
 
     def finish(  # noqa: PLR0913 - a result has these columns
         self,
@@ -166,8 +106,8 @@ class GroupLedger:
             LedgerError: if the group is not claimed (issued), or at another attempt.
         """
         result = (min_version, max_version, reward_mean, reward_std, num_tokens, num_rollouts)
-        move = _REQUEUE if requeued else _FINISH
-        self._move(move, (*result, now, group_id, attempt), group_id)
+        move = transitions.REQUEUE if requeued else transitions.FINISH
+        self._transitions.one(move, (*result, now, group_id, attempt), group_id)
 
     def mask(self, group_id: int, reason: str, now: float) -> None:
         """Note that only a part of a finished group will be trained.
@@ -175,9 +115,9 @@ class GroupLedger:
         Raises:
             LedgerError: if the group is not finished.
         """
-        with self._all_or_none():
-            self._move(_MASK, (reason, group_id), group_id)
-            self._sql.execute(_MASKED, (group_id, now, reason))
+        with self._transitions.whole():
+            self._transitions.one(transitions.MASK, (reason, group_id), group_id)
+            self._sql.execute(transitions.MASKED, (group_id, now, reason))
 
     def retry(
         self, group_id: int, attempt: int, reason: str, now: float, *, counts: bool = False
@@ -194,7 +134,7 @@ class GroupLedger:
         Raises:
             LedgerError: if the group is in another state, or at another attempt.
         """
-        self._move(_RETRY, (reason, now, group_id, attempt, counts), group_id)
+        self._transitions.one(transitions.RETRY, (reason, now, group_id, attempt, counts), group_id)
 
     def drop(self, group_id: int, reason: str, now: float) -> None:
         """End a group that will not be trained.
@@ -202,7 +142,7 @@ class GroupLedger:
         Raises:
             LedgerError: if the group is trained, committed or dropped already.
         """
-        self._move(_DROP, (reason, now, group_id), group_id)
+        self._transitions.one(transitions.DROP, (reason, now, group_id), group_id)
 
     def batch(
         self, group_ids: Iterable[int], step: int, staleness: Mapping[int, int], now: float
@@ -214,7 +154,7 @@ class GroupLedger:
         """
         ids = tuple(sorted(group_ids))
         named = {group_id: staleness[group_id] for group_id in ids}
-        self._move_all(_BATCH, (step, now), ids, named)
+        self._transitions.all_of(transitions.BATCH, (step, now), ids, named)
 
     def train(
         self, group_ids: Iterable[int], step: int, version: PolicyVersion, now: float
@@ -225,7 +165,7 @@ class GroupLedger:
             LedgerError: if a group is not in the batch of that step, or named twice.
         """
         ids = tuple(sorted(group_ids))
-        self._move_all(_TRAIN, (version, now, step), ids, ids)
+        self._transitions.all_of(transitions.TRAIN, (version, now, step), ids, ids)
 
     def trained_steps(self) -> tuple[tuple[PolicyVersion, int], ...]:
         """Return (version that the step started from, step) of all that trained a group, whether or
@@ -241,14 +181,16 @@ class GroupLedger:
         self, version: PolicyVersion, step: int, reason: str, now: float
     ) -> tuple[GroupRow, ...]:
         """Issue the groups again that a step trained whose result is lost; return them."""
-        self._begin()
-        rows = self._sql.execute(_LOSE, (version, step, reason, now)).fetchall()
+        self._transitions.begin()
+        rows = self._sql.execute(transitions.LOSE, (version, step, reason, now)).fetchall()
         return tuple(sorted((GroupRow(*row) for row in rows), key=lambda row: row.group_id))
 
     def commit(self, step: int, now: float) -> tuple[int, ...]:
         """Note that a checkpoint has what was trained up to a step; return these groups' ids."""
-        self._begin()
-        return tuple(row[0] for row in self._sql.execute(_COMMIT, (now, step)).fetchall())
+        self._transitions.begin()
+        return tuple(
+            row[0] for row in self._sql.execute(transitions.COMMIT, (now, step)).fetchall()
+        )
 
     def committed_step(self) -> int:
         """Return the newest step of which a group is committed; 0 if there is none."""
@@ -259,13 +201,18 @@ class GroupLedger:
 
     def save_cursor(self, epoch: int, position: int) -> None:
         """Note where the next prompt comes from; durable with the next flush."""
-        self._begin()
+        self._transitions.begin()
         self._sql.execute("INSERT OR REPLACE INTO cursor VALUES (0, ?, ?)", (epoch, position))
 
     def load_cursor(self) -> Cursor:
         """Return where the next prompt comes from; (0, 0) at first."""
         row = self._sql.execute("SELECT epoch, position FROM cursor").fetchone()
         return Cursor(*row) if row is not None else Cursor(0, 0)
+
+    @property
+    def is_dirty(self) -> bool:
+        """There are transitions that a flush would make durable."""
+        return self._sql.in_transaction
 
     def flush(self) -> None:
         """Make every transition so far durable; does nothing if there is none."""
@@ -303,52 +250,3 @@ class GroupLedger:
         if self._database.is_open:
             self.flush()
         self._database.close()
-
-    def _begin(self) -> None:
-        if not self._sql.in_transaction:
-            self._sql.execute("BEGIN IMMEDIATE")
-
-    @contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        # a savepoint: what raises leaves the other transitions of this flush alone
-        self._begin()
-        self._sql.execute("SAVEPOINT change")
-        try:
-            yield
-        except BaseException:
-            self._sql.execute("ROLLBACK TO change")
-            raise
-        finally:
-            self._sql.execute("RELEASE change")
-
-    def _move(self, update: str, arguments: Sequence[Any], group_id: int) -> None:
-        self._begin()
-        if self._sql.execute(update, arguments).rowcount != 1:
-            self._refuse(update, arguments, group_id)
-
-    def _move_all(
-        self, update: str, arguments: Sequence[Any], group_ids: Sequence[int], named: object
-    ) -> None:
-        last = msgspec.json.encode(named).decode()
-        with self._all_or_none():
-            moved = {row[0] for row in self._sql.execute(update, (*arguments, last))}
-            if len(moved) == len(group_ids):
-                return
-            self._sql.execute("ROLLBACK TO change")
-            for group_id in group_ids:
-                if group_id not in moved:
-                    self._refuse(update, arguments, group_id)
-            msg = f"a group is named twice in {group_ids}"
-            raise LedgerError(msg)
-
-    def _refuse(self, update: str, arguments: Sequence[Any], group_id: int) -> NoReturn:
-        group = self.group(group_id)
-        wanted = " ".join(update.partition("WHERE")[2].partition("RETURNING")[0].split())
-        if group is None:
-            msg = f"group {group_id} was never issued"
-        else:
-            msg = (
-                f"group {group_id} is {group.state} at attempt {group.attempt} (step"
-                f" {group.trained_step}), where the transition needs {wanted} with {arguments}"
-            )
-        raise LedgerError(msg)

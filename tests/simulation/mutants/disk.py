@@ -8,7 +8,8 @@ from tests.simulation import faults as f
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.recovery import Recovery
 from ratchet.actors.role import BUFFER, REGISTRY
 from ratchet.storage.ledger import GroupLedger
@@ -102,7 +103,7 @@ def number_reused() -> Patches:
 
 @mutant("the retry budget is lost with the buffer", world=BUFFER_COMES_BACK_AGAIN)
 def retry_budget_lost() -> Patches:
-    def unburdened(row: Any, prompts: Any) -> Entry:
-        return Entry(row.group_id, row.epoch, prompts[row.prompt_id], attempt=row.attempt)
+    def unburdened(row: Any, prompt: Any) -> Entry:
+        return Entry(row.group_id, row.epoch, prompt, attempt=row.attempt)
 
-    return [(GroupTable, "_entry", staticmethod(unburdened))]
+    return [(Entry, "of", staticmethod(unburdened))]

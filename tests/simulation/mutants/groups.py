@@ -15,6 +15,7 @@ from ratchet.actors.admission import OpenGroups
 from ratchet.actors.batch_requests import BatchRequests
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.group_table import GroupTable
+from ratchet.actors.in_flight import InFlight
 from ratchet.actors.known_versions import KnownVersions
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.slots import Slots
@@ -62,10 +63,10 @@ def parked_finish_forgotten() -> Patches:
 
 @mutant("a late finish is accepted", seed=24)
 def late_finish_accepted() -> Patches:
-    def claimed(self: Any, worker: str, incarnation: str, group_id: int, attempt: int) -> Any:
-        return self._in_flight.get(group_id)
+    def find(self: Any, worker: str, incarnation: str, group_id: int, attempt: int) -> Any:
+        return self._entries.get(group_id)
 
-    return [(GroupTable, "claimed", claimed)]
+    return [(InFlight, "find", find)]
 
 
 @mutant("hard prompts are recycled for ever (miles#2030)", seed=3)

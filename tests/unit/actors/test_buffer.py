@@ -671,3 +671,27 @@ def test_its_facts_are_where_the_groups_are_and_who_waits() -> None:
         assert (facts["request_step"], facts["dropped_groups"]) == (None, 2)
 
     scenario(body)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_messages_of_a_turn_are_one_transaction(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        world = World(buffer={"batch_groups": groups, "capacity_factor": 1.0})
+        await world.settle()
+        given = await world.claim(groups)
+        flush, told_before_each = GroupLedger.flush, []
+
+        def counted(ledger: GroupLedger) -> None:
+            told_before_each.append((len(world.batches), len(world.assignments)))
+            flush(ledger)
+
+        monkeypatch.setattr(GroupLedger, "flush", counted)
+        claim = ClaimPrompts("rollout-0", "w1", 2 * groups, 0, "b1")
+        request = RequestBatch("trainer-0", 1, 0, 0, None, "b1")
+        await world.tell(*(finished(each, 0) for each in given), claim, request)
+        assert told_before_each == [(0, groups)], "once, before anybody is told anything"
+        assert (len(world.batches), len(world.assignments)) == (1, 2 * groups)
+
+    run_virtual(main())

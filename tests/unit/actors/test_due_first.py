@@ -28,7 +28,7 @@ class World:
         return self.table.claim(("r0", "a"), until=1e9, base=base).group_id
 
     def finish(self, group_id: int, version: int) -> None:
-        entry = self.table.claimed("r0", "a", group_id, 0)
+        entry = self.table.in_flight.find("r0", "a", group_id, 0)
         assert entry is not None
         rollouts = (sample(0.0, version), sample(1.0, version))
         group = RolloutGroup(group_id, 0, entry.prompt.prompt_id, 0, rollouts)

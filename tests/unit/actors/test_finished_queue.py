@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.helpers.samples import group_of, sample
 
 from ratchet.actors.admission import payload_bytes
+from ratchet.actors.entry import Entry
 from ratchet.actors.finished_queue import FinishedQueue
-from ratchet.actors.group_table import Entry
 from ratchet.types import Prompt
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.helpers.training import make_groups
 
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.window import Window
 from ratchet.storage.ledger import GroupLedger
@@ -165,20 +166,20 @@ class Places(RuleBasedStateMachine):
     @precondition(lambda self: self.at("claimed"))
     @rule(worker=st.sampled_from(WORKERS))
     def worker_dies(self, worker: tuple[str, str]) -> None:
-        for entry in self.table.held_by(*worker):
+        for entry in self.table.in_flight.held_by(*worker):
             assert self.place[entry.group_id] == "claimed"
             self.table.reissue(entry, "worker_died")
             self.count_reissue(entry.group_id, "worker_died")
-        assert self.table.held_by(*worker) == []
+        assert self.table.in_flight.held_by(*worker) == []
 
     @rule(share=st.floats(0, 1))
     def leases_end(self, share: float) -> None:
         now = self.now * share
-        for entry in self.table.overdue(now):
+        for entry in self.table.in_flight.overdue(now):
             assert entry.lease_end <= now
             self.table.reissue(entry, "lease_expired")
             self.count_reissue(entry.group_id, "lease_expired")
-        end = self.table.next_lease_end()
+        end = self.table.in_flight.next_end()
         assert end is None or end > now
 
     @precondition(lambda self: self.at("batched"))
@@ -233,18 +234,18 @@ class Places(RuleBasedStateMachine):
         assert {k: n for k, n in self.ledger.counts().items() if n} == dict(counts)
         assert self.ledger.reasons() == dict(self.reasons)
         assert sorted(self.place) == list(range(len(self.place)))  # issued: each number once
-        assert self.table.num_in_flight == counts["claimed"]
+        assert len(self.table.in_flight) == counts["claimed"]
         assert self.table.num_queued == counts["finished"] == len(self.table.queued())
         assert self.table.num_open == counts["claimed"] + counts["finished"]
         assert {e.group_id for e in self.table.batched()} == set(self.at("batched"))
-        held = [e.group_id for worker in WORKERS for e in self.table.held_by(*worker)]
+        held = [e.group_id for worker in WORKERS for e in self.table.in_flight.held_by(*worker)]
         assert sorted(held) == sorted(self.at("claimed"))
         for entry in map(self.entries.get, self.at("claimed")):
             assert entry is not None
             key = (entry.worker, entry.incarnation, entry.group_id)
-            assert self.table.claimed(*key, entry.attempt) is entry
-            assert self.table.claimed(*key, entry.attempt + 1) is None
-            assert self.table.claimed(entry.worker, "other", *key[2:], entry.attempt) is None
+            assert self.table.in_flight.find(*key, entry.attempt) is entry
+            assert self.table.in_flight.find(*key, entry.attempt + 1) is None
+            assert self.table.in_flight.find(entry.worker, "other", *key[2:], entry.attempt) is None
         for row in self.ledger.groups():
             assert row.attempt == self.again[row.group_id].total()
             assert row.retries == self.again[row.group_id]["retries"]
@@ -276,10 +277,10 @@ def finish(table: GroupTable, entry: Entry) -> None:
 def test_a_lease_has_ended_at_its_end_and_not_before() -> None:
     table, _ = make_table()
     first, second = (table.claim(("r0", "a"), until=end) for end in (3.0, 4.0))
-    assert table.next_lease_end() == 3.0
-    assert table.overdue(2.9) == []
-    assert table.overdue(3.0) == [first]
-    assert table.overdue(9.0) == [first, second]
+    assert table.in_flight.next_end() == 3.0
+    assert table.in_flight.overdue(2.9) == []
+    assert table.in_flight.overdue(3.0) == [first]
+    assert table.in_flight.overdue(9.0) == [first, second]
 
 
 def test_retries_and_reissues_have_budgets_of_their_own() -> None:

@@ -75,14 +75,14 @@ def test_room_shrinks_with_a_batch_and_grows_with_a_claim_from_newer_weights() -
     assert len(world.claim(0)) == 6
     world.issuing.trains_next(1, Position(0, 1))  # a batch is out; six groups are open still
     assert world.issuing.room(0) == 0
-    for entry in list(world.table.held_by("r0", "a"))[:4]:
+    for entry in list(world.table.in_flight.held_by("r0", "a"))[:4]:
         world.table.drop(entry, "reward")
     assert world.issuing.room(0) == 2  # 2 x (2 + 1 - 1) - 2
     assert world.issuing.withheld == 2
     world.learn(record(1))
     # the two in flight began with version 0, and hold nothing back: a batch waits for them
     assert (world.issuing.room(1), world.issuing.room(0)) == (4, 2)
-    for entry in world.table.held_by("r0", "a"):
+    for entry in world.table.in_flight.held_by("r0", "a"):
         world.table.drop(entry, "reward")
     assert (world.issuing.room(1), world.issuing.room(0)) == (6, 4)
 
@@ -94,8 +94,8 @@ def test_the_newest_weights_are_served_first_and_old_ones_not_at_all() -> None:
     assert len(world.claim(1, credit=1, worker="behind")) == 1
     issued = world.claim(2, worker="fresh")
     assert len(issued) == 3  # two batches may be open, and one group is
-    assert {entry.worker for entry in world.table.held_by("fresh", "a")} == {"fresh"}
-    assert world.table.held_by("old", "a") == []
+    assert {entry.worker for entry in world.table.in_flight.held_by("fresh", "a")} == {"fresh"}
+    assert world.table.in_flight.held_by("old", "a") == []
 
 
 def test_a_rejected_step_gives_its_room_back_and_a_late_event_takes_none() -> None:
@@ -107,7 +107,7 @@ def test_a_rejected_step_gives_its_room_back_and_a_late_event_takes_none() -> No
     assert len(world.claim(0)) == 2
     world.issuing.trains_next(1, Position(0, 3))
     world.learn(record(1))  # of two steps ago
-    for entry in world.table.held_by("r0", "a"):
+    for entry in world.table.in_flight.held_by("r0", "a"):
         world.table.drop(entry, "reward")
     assert world.claim(1) == []
 

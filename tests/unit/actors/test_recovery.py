@@ -12,7 +12,8 @@ import pytest
 from tests.helpers.actors import RecordingLog
 from tests.helpers.training import make_groups
 
-from ratchet.actors.group_table import Entry, GroupTable
+from ratchet.actors.entry import Entry
+from ratchet.actors.group_table import GroupTable
 from ratchet.actors.judging import Judging
 from ratchet.actors.prompt_source import PromptSource
 from ratchet.actors.recovery import Recovery
@@ -90,7 +91,7 @@ class Scene:
         """One group, a stored one before all others."""
         if not self.table.stored:
             return self.batch(step)
-        stored = self.table.next_stored()
+        stored = self.table.waiting.next_stored()
         if stored is None:
             return self.batch(step)
         self.table.requeue(*stored, stored[1].versions)
@@ -110,7 +111,7 @@ class Scene:
     def requeued(self) -> list[tuple[int, int]]:
         """Queue all that is stored; return (group, attempt) of each."""
         found = []
-        while (stored := self.table.next_stored()) is not None:
+        while (stored := self.table.waiting.next_stored()) is not None:
             entry, group = stored
             assert (entry.group_id, entry.attempt) == (group.group_id, group.attempt)
             assert group.rollouts == GROUP.rollouts

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.helpers.samples import group_of, sample, user_code
 
+from ratchet.actors.entry import Entry
 from ratchet.actors.filters import mask_aborted
-from ratchet.actors.group_table import Entry
 from ratchet.actors.verdicts import KEEP, Verdict, Verdicts
 from ratchet.config import BufferConfig
 from ratchet.errors import ConfigError, RunFailed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import UserError
-from ratchet.storage import ledger as ledger_module
+from ratchet.storage import transitions
 from ratchet.storage.groups import SCHEMA, GroupEvent, GroupRow, read_events, read_groups
 from ratchet.storage.ledger import Cursor, GroupLedger, LedgerError
 
@@ -161,7 +161,7 @@ def test_no_transition_of_an_open_group_changes_an_index() -> None:
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     ((name, sql),) = ledger._sql.execute(query).fetchall()
     assert (name, sql.partition("WHERE")[2].strip()) == ("groups_trained", "state = 'trained'")
-    plan = ledger._sql.execute("EXPLAIN QUERY PLAN " + ledger_module._COMMIT, (0.0, 1)).fetchall()
+    plan = ledger._sql.execute("EXPLAIN QUERY PLAN " + transitions.COMMIT, (0.0, 1)).fetchall()
     assert [row[-1] for row in plan] == [
         "SEARCH groups USING INDEX groups_trained (trained_step<?)"
     ]
