@@ -53,7 +53,11 @@ def decode_shared(frame: Shared, files: PeerFiles, limit: int) -> Envelope:
     _check_size(frame.num_bytes, limit)
     for place in frame.places:
         _check_array(place.num_bytes)
-    return decode_envelope(frame.body, files.arrays(frame.files, frame.places))
+    arrays = files.arrays(frame.files, frame.places)
+    if not arrays:
+        raise ProtocolError("nothing is shared")
+    body, arrays = (frame.body, arrays) if frame.body else (arrays[0], arrays[1:])
+    return decode_envelope(body, arrays)
 
 
 def _check_size(num_bytes: int, limit: int) -> None:

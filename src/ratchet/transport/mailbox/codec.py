@@ -203,6 +203,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     seq: int
     count: int
     body: memoryview
+    """empty if it is long: then it lies in the first place"""
     files: list[FileName]
     places: list[Place]
 

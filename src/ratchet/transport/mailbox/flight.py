@@ -53,6 +53,10 @@ class Item(msgspec.Struct, eq=False):
     def _open(self) -> Array:
         return self.arrays[self.section - 1] if self.section else self.body
 
+    def sections(self, limit: int) -> tuple[Array, ...]:
+        """Return what is shared of it: its arrays, and before them its envelope if it is long."""
+        return (self.body, *self.arrays) if len(self.body) > limit else self.arrays
+
     def cut_off(self, limit: int) -> tuple[memoryview, bool, bool]:
         """Return its next piece, and of it what `Part` says: more, cut."""
         section, begin = self._open, self.offset
@@ -142,8 +146,9 @@ class Run(msgspec.Struct, eq=False):
     def frame(self, acks: tuple[int, int], lane: int) -> bytearray:
         """Return it with the acks of both lanes."""
         count = self.last - self.first + 1
-        body = memoryview(self.item.body)
         loan = self.loan
+        is_long = len(loan.places) > len(self.item.arrays)
+        body = memoryview(b"" if is_long else self.item.body)
         return pack(Shared(acks, lane, self.first, count, body, loan.names, loan.places))
 
     def fragments(self, limit: int) -> Iterator[Fragment]:

@@ -143,12 +143,7 @@ class Lane:
 
     def _is_shared(self, item: Item) -> bool:
         """Tell whether the arrays of an envelope go by reference."""
-        return (
-            self.lends
-            and not item.begun
-            and len(item.body) <= self._limits.fragment_bytes
-            and item.array_bytes >= SHARED_BYTES
-        )
+        return self.lends and not item.begun and item.array_bytes >= SHARED_BYTES
 
     def _pull_run(self, acks: tuple[int, int]) -> bytes | bytearray | None:
         """Copy some of the arrays to where they are shared; once all are there, number them."""
@@ -156,7 +151,7 @@ class Lane:
         if self._is_full(item.num_bytes):
             return None
         try:
-            item.loan = item.loan or Loan(item.arrays)
+            item.loan = item.loan or Loan(item.sections(self._limits.fragment_bytes))
             if not item.loan.fill(_FILL_BYTES):
                 return b""
         except OSError:  # there is no room for a file: what is begun in pieces ends in pieces

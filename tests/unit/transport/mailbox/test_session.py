@@ -617,6 +617,22 @@ def test_what_came_by_the_old_connection_is_not_taken_again_in_pieces() -> None:
     assert a.session.idle
 
 
+@pytest.mark.parametrize("shares_again", [True, False])
+def test_a_long_envelope_is_shared_with_its_arrays(*, shares_again: bool) -> None:
+    """As of a batch of many rollouts, whose small arrays stay in it."""
+    sizes = (MUCH, *[1000] * 100)
+    a, b = End("a", RUNS), End("b", RUNS)
+    sharing(a, b)
+    a.session.push(BULK, large(1, *sizes))
+    assert sum(map(len, frames_of(a))) < 1000
+    sharing(a, b, shares=shares_again)
+    [tell] = take_all(b, b"".join(frames_of(a)))
+    assert isinstance(tell, Tell)
+    assert decode_body(tell.body, 64) == finished(*(size // 4 for size in sizes))
+    a.take(b.pull())
+    assert a.session.idle
+
+
 def test_other_work_has_its_turn_while_arrays_are_copied() -> None:
     a, b = End("a", RUNS), End("b", RUNS)
     sharing(a, b)
@@ -684,6 +700,9 @@ def test_a_shared_message_out_of_turn_ends_the_link() -> None:
         b.session.receive(
             replace(frame, places=[place._replace(num_bytes=5) for place in frame.places]), 0
         )
+    for changes in ({"places": []}, {"places": frame.places[:1], "body": b""}):
+        with pytest.raises(ProtocolError, match=r"nothing is shared|not an envelope"):
+            b.session.receive(replace(frame, **changes), 0)
     tight = End("b", Limits(message_bytes=MUCH))
     tight.session.share(lends=True, files=PeerFiles(os.getpid()))
     with pytest.raises(ProtocolError, match="exceeds"):
