@@ -323,10 +323,36 @@ class Buffer(RuleBasedStateMachine):
             self.buffer.end()
 
 
+class BoundedBuffer(Buffer):
+    """The same, where an order of training has to be kept: little else happens."""
+
+    @initialize(batch_groups=st.integers(1, 2), max_staleness=st.integers(1, 2))
+    def begin(self, batch_groups: int, max_staleness: int) -> None:  # type: ignore[override]
+        super().begin(
+            None,
+            7,
+            batch_groups=batch_groups,
+            max_staleness=max_staleness,
+            admission="bounded",
+            capacity_factor=3.0,
+        )
+
+    @rule(what=st.sampled_from(["finish", "train", "publish", "claim"]), which=MANY, more=MANY)
+    def happens(self, what: str, which: int, more: int) -> None:  # type: ignore[override]
+        super().happens(what, which, 1, more)
+
+
 @pytest.fixture
 def machine() -> Iterator[type[Buffer]]:
     loop = asyncio.new_event_loop()  # actors are made for one; nothing runs on it
     yield type("Buffer", (Buffer,), {"loop": loop})
+    loop.close()
+
+
+@pytest.fixture
+def bounded_machine() -> Iterator[type[Buffer]]:
+    loop = asyncio.new_event_loop()
+    yield type("BoundedBuffer", (BoundedBuffer,), {"loop": loop})
     loop.close()
 
 
@@ -340,6 +366,10 @@ def check(machine: type[Buffer], **kwargs: Any) -> None:
             **kwargs,
         ),
     )
+
+
+def test_a_bounded_one_trains_what_must_go(bounded_machine: type[Buffer]) -> None:
+    check(bounded_machine, max_examples=30, stateful_step_count=40, derandomize=True)
 
 
 @pytest.mark.timeout(600)  # of which a failure takes half, to be made small
