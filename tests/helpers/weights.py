@@ -11,12 +11,20 @@ import torch
 
 from ratchet.errors import WeightsMismatch
 from ratchet.transport.weights.base import TensorSpec
-from ratchet.transport.weights.buckets import dtype_name, host_bytes
+from ratchet.transport.weights.buckets import dtype_name, host_bytes, pack
 from ratchet.transport.weights.digest import bucket_digest, digests_of, whole_digest
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
-from ratchet.types import PauseMode, PolicyVersion, WeightProbe
+from ratchet.types import PauseMode, PolicyVersion, TensorSlot, WeightProbe
 
 Tensors = dict[str, torch.Tensor]
+
+
+def pack_all(
+    bucket: torch.Tensor, slots: Sequence[TensorSlot], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Pack every part, at once."""
+    for parts in pack(bucket, slots, tensors):
+        list(parts)
 
 
 def make_tensors(seed: int, *, num_wide: int = 6, wide: int = 300) -> Tensors:

@@ -8,11 +8,15 @@ values alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 import torch
 
 from ratchet.errors import TransferFailed
 from ratchet.types import TensorSlot
+
+_PART_BYTES: Final = 2**20
+"""What is copied before it is read: far less than the cache holds."""
 
 
 def pack(
@@ -20,10 +24,11 @@ def pack(
     slots: Sequence[TensorSlot],
     tensors: Sequence[torch.Tensor],
     leave: Collection[str] = (),
-) -> Iterator[torch.Tensor]:
-    """Copy tensors into their slots, from any device, and zero what lies between. Yields what then
-    holds the values of each slot: who reads it at once finds it in the cache. In host memory the
-    copy has ended by then.
+) -> Iterator[Iterator[torch.Tensor]]:
+    """Copy tensors into their slots, from any device, and zero what lies between. Yields, for each
+    slot, the bytes that then hold its values, part by part, each when it has been copied: who reads
+    it at once finds it in the cache. A slot must be read to its end before the next one. On a
+    device the copy may go on.
 
     Args:
         bucket: takes them.
@@ -45,13 +50,21 @@ def pack(
         if end < slot.offset:
             bucket[end : slot.offset].zero_()
         end = slot.offset + slot.num_bytes
-        if slot.name in leave:
-            yield tensor.detach()
+        data = bucket[slot.offset : end]
+        if slot.name in leave or (lies_on_host(data) and lies_on_host(tensor)):
+            yield _parts(flat_bytes(tensor), None if slot.name in leave else data)
         else:
             on_device = bucket.device.type != "cpu"
-            yield view(bucket, slot).copy_(tensor.detach(), non_blocking=on_device)
+            view(bucket, slot).copy_(tensor.detach(), non_blocking=on_device)
+            yield iter((data,))
     if end < len(bucket):
         bucket[end:].zero_()
+
+
+def _parts(source: torch.Tensor, to: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    for start in range(0, len(source), _PART_BYTES):
+        part = source[start : start + _PART_BYTES]
+        yield part if to is None else to[start : start + len(part)].copy_(part)
 
 
 def view(bucket: torch.Tensor, slot: TensorSlot) -> torch.Tensor:

@@ -54,6 +54,14 @@ def digest_as_it_comes(
     return tuple(digests)
 
 
+def digest_of_parts(parts: Iterable[memoryview]) -> bytes:
+    """Return the digest of what lies in parts, one after the other; releases the GIL."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
 def digests_of(parts: Iterable[bytes | memoryview]) -> tuple[bytes, ...]:
     """Return the digest of each parameter of a bucket."""
     return tuple(map(digest_of, parts))

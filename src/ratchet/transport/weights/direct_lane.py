@@ -74,7 +74,8 @@ class DirectLane(Lane):
         """
         for part, stretches in enumerate(self._stretches):
             with self._gathering.bucket(self._plan.point, part, self._deadline) as gathered:
-                self.link.check()
+                for _ in self._gathering.coming(gathered, self._deadline):
+                    self.link.check()
                 limit = self._deadline.within(self._limit_s)
                 waits = [
                     group.move(gathered.memory[each.start : each.end], limit) for each in stretches

@@ -3,7 +3,8 @@ lane of a transfer.
 
 Consumes the trainer's parameters on a thread of its own, produces the bucket that a lane asks for.
 The thread gathers the first bucket while the engines still come, then the next one while the last
-one travels, and waits for a buffer that no lane reads or needs. Lanes that keep step lead. One that
+one travels, and waits for a buffer that no lane reads or needs. A bucket travels as far as it has
+been gathered. Lanes that keep step lead. One that
 is late, or takes much longer than the others while they wait for its buffer, falls behind: the
 others go on without waiting for it, and what it missed is gathered again for it when they have
 ended. An end or `stop` unblocks everyone.
@@ -12,10 +13,12 @@ ended. An end or `stop` unblocks everyone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSource
@@ -26,16 +29,23 @@ from ratchet.transport.weights.buckets import (
     pack,
     slot_bytes,
 )
-from ratchet.transport.weights.digest import bucket_digest, digests_of, make_trailer, whole_digest
+from ratchet.transport.weights.digest import (
+    bucket_digest,
+    digest_of_parts,
+    digests_of,
+    make_trailer,
+    whole_digest,
+)
 from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import WeightManifest
+from ratchet.types import TensorSlot, WeightManifest
 
 if TYPE_CHECKING:
     import torch
 
     from ratchet.transport.weights.groups import Deadline
 
+T = TypeVar("T")
 _START_S: Final = 1.0
 """The first lane waits so long for the others, and then begins alone."""
 
@@ -47,15 +57,23 @@ elsewhere, and so many seconds more."""
 _POLL_S: Final = 0.02
 
 
+_NEWS_BYTES: Final = 2**22
+"""How much is gathered before lanes that wait for it are woken."""
+
+
 class Gathered:
-    """A staging buffer and the bucket that is ready to travel."""
+    """A staging buffer and the bucket that travels from there."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.part: int | None = None
-        """which bucket, once it is whole"""
+        """which bucket, once it has begun"""
         self.pieces: Sequence[torch.Tensor] = ()
         """uint8, as `pieces_of` has them: in this memory, or where the trainer's tensors are"""
+        self.ends: Sequence[int] = ()
+        """where in the bucket each of them ends, and the last one with the bucket"""
+        self.num_ready = 0
+        """pieces that are gathered"""
 
 
 class Gathering:
@@ -133,59 +151,89 @@ class Gathering:
         """
         self._buffers = [Gathered(memory) for memory in self._allocate()]
         try:
-            self._fill(0, self._buffers[0])  # what every transfer begins with
+            self._gather(0, self._buffers[0])  # what every transfer begins with
         finally:  # a failure ends the transfer; lanes that have not begun would tell nobody of it
             self._wait_for_lanes()
-        self._offer(0, self._buffers[0])
         while (job := self._next()) is not None:
-            self._fill(*job)
-            self._offer(*job)
+            self._gather(*job)
 
-    def _fill(self, part: int, buffer: Gathered) -> None:
+    def _gather(self, part: int, buffer: Gathered) -> None:
         start = perf_counter()
-        buffer.pieces = self._gather(part, buffer.memory[: self._manifest.bucket_bytes[part]])
-        self.gather_s += perf_counter() - start
-
-    def _offer(self, part: int, buffer: Gathered) -> None:
-        with self._changed:
-            buffer.part = part
-            self._changed.notify_all()
-
-    def _gather(self, part: int, bucket: torch.Tensor) -> Sequence[torch.Tensor]:
         slots = self._slots[part]
         tensors = self._source.read([slot.name for slot in slots])
-        on_host = bucket.device.type == "cpu"
+        bucket = buffer.memory[: self._manifest.bucket_bytes[part]]
+        gather = self._gather_on_host if bucket.device.type == "cpu" else self._gather_on_device
+        buffer.num_ready = 0
+        digest = bucket_digest(gather(part, buffer, bucket, tensors))
+        if self._digests.setdefault(part, digest) != digest:
+            msg = f"the trainer's parameters in bucket {part} changed during the transfer"
+            raise TransferFailed(msg)
+        self._offer(part, buffer, len(buffer.pieces))
+        self.gather_s += perf_counter() - start
+
+    def _gather_on_device(
+        self, part: int, buffer: Gathered, bucket: torch.Tensor, tensors: Sequence[torch.Tensor]
+    ) -> tuple[bytes, ...]:
+        """Return the digests of the slots; one copy to the host for all."""
+        slots = self._slots[part]
+        for parts in pack(bucket, slots, tensors):
+            list(parts)
+        buffer.pieces, buffer.ends = [bucket], [len(bucket)]
+        return digests_of(slot_bytes(host_bytes(bucket), slots))
+
+    def _gather_on_host(
+        self, part: int, buffer: Gathered, bucket: torch.Tensor, tensors: Sequence[torch.Tensor]
+    ) -> tuple[bytes, ...]:
+        """Return the digests of the slots, and let lanes have what is there meanwhile."""
+        slots = self._slots[part]
         left: dict[str, torch.Tensor] = {}
-        if on_host and self._in_place:
+        if self._in_place:
             left = {
                 slot.name: flat_bytes(tensor)
                 for slot, tensor in zip(slots, tensors, strict=True)
                 if slot.num_bytes >= self._large and lies_on_host(tensor)
             }
-        packed = pack(bucket, slots, tensors, left)
-        if on_host:
-            digest = bucket_digest(digests_of(map(host_bytes, packed)))
-        else:
-            list(packed)  # one copy to the host for all
-            digest = bucket_digest(digests_of(slot_bytes(host_bytes(bucket), slots)))
-        if self._digests.setdefault(part, digest) != digest:
-            msg = f"the trainer's parameters in bucket {part} changed during the transfer"
-            raise TransferFailed(msg)
-        if not on_host:
-            return [bucket]
-        return [
+        pieces = pieces_of(slots, len(bucket), self._large)
+        buffer.pieces = [
             left[piece.large][piece.offset : piece.offset + piece.end - piece.start]
             if piece.large in left
             else bucket[piece.start : piece.end]
-            for piece in pieces_of(slots, len(bucket), self._large)
+            for piece in pieces
         ]
+        buffer.ends = [*(piece.end for piece in pieces[:-1]), len(bucket)]
+        packed = zip(slots, pack(bucket, slots, tensors, left), strict=True)
+        return tuple(
+            digest_of_parts(map(host_bytes, self._telling(part, buffer, slot, parts)))
+            for slot, parts in packed
+        )
+
+    def _telling(
+        self, part: int, buffer: Gathered, slot: TensorSlot, parts: Iterable[torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the parts of a slot, and tell lanes how far the bucket has been gathered. Its last
+        piece comes with its digest, as what follows the last bucket is made of those.
+        """
+        end = slot.offset
+        for each in parts:
+            yield each
+            end += len(each)
+            told = buffer.ends[buffer.num_ready - 1] if buffer.num_ready else 0
+            if end - told >= _NEWS_BYTES:
+                self._offer(part, buffer, bisect_right(buffer.ends[:-1], end))
+
+    def _offer(self, part: int, buffer: Gathered, num_ready: int) -> None:
+        with self._changed:
+            buffer.part = part
+            buffer.num_ready = num_ready
+            self._changed.notify_all()
 
     def _wait_for_lanes(self) -> None:
+        def come() -> set[str]:
+            return {*self._wants, *self._reads}
+
         with self._changed:
-            self._changed.wait_for(lambda: self._wants or not self._lanes or self._stopped)
-            self._changed.wait_for(
-                lambda: self._lanes <= self._wants.keys() or self._stopped, _START_S
-            )
+            self._changed.wait_for(lambda: come() or not self._lanes or self._stopped)
+            self._changed.wait_for(lambda: self._lanes <= come() or self._stopped, _START_S)
 
     def _next(self) -> tuple[int, Gathered] | None:
         """Wait for something to gather, and a buffer for it; return None at the end."""
@@ -250,6 +298,21 @@ class Gathering:
                         self._wants[lane] = part + 1
                 self._changed.notify_all()
 
+    def coming(self, buffer: Gathered, deadline: Deadline) -> Iterator[int]:
+        """Yield the number of each piece of a bucket that is held, when it has been gathered.
+
+        Raises:
+            TransferFailed: if the transfer is over, or the deadline passes first.
+        """
+        given = 0
+        while given < len(buffer.pieces):
+            if given == buffer.num_ready:
+                with self._changed:
+                    self._wait(partial(_has_more, buffer, given), deadline)
+            ready = buffer.num_ready
+            yield from range(given, ready)
+            given = ready
+
     def release(self, part: int) -> None:
         """Let go of a bucket that was kept."""
         with self._changed:
@@ -272,18 +335,21 @@ class Gathering:
         with self._changed:
             if lane not in self._wants:
                 self._join(lane, part)
-            found = self._changed.wait_for(
-                lambda: self._stopped or self._find(part) is not None, deadline.left_s
-            )
-            del self._wants[lane]
-            buffer = self._find(part)
-            if buffer is None or self._stopped:
-                late = f"the trainer's parameters were not read within {deadline.timeout_s:g} s"
-                msg = late if not found else "the transfer was given up"
-                raise TransferFailed(msg)
+            try:
+                buffer = self._wait(lambda: self._find(part), deadline)
+            finally:
+                del self._wants[lane]
             self._reads[lane] = (part, monotonic())
             self._changed.notify_all()
             return buffer
+
+    def _wait(self, condition: Callable[[], T | None], deadline: Deadline) -> T:
+        found = self._changed.wait_for(lambda: self._stopped or condition(), deadline.left_s)
+        value = condition()
+        if not value or self._stopped:
+            late = f"the trainer's parameters were not read within {deadline.timeout_s:g} s"
+            raise TransferFailed(late if not found else "the transfer was given up")
+        return value
 
     def _join(self, lane: str, part: int) -> None:
         """Begin to want; a lane that comes late to a bucket does not hold the others up."""
@@ -296,3 +362,7 @@ class Gathering:
 
     def _find(self, part: int) -> Gathered | None:
         return next((buffer for buffer in self._buffers if buffer.part == part), None)
+
+
+def _has_more(buffer: Gathered, given: int) -> bool:
+    return buffer.num_ready > given

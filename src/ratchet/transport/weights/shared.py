@@ -70,17 +70,17 @@ class Sharing:
                 return
             self._hear()
 
-    def publish(self, part: int, slot: int = 0) -> None:
-        """Say that a bucket is in a slot."""
+    def publish(self, part: int, slot: int, end: int) -> None:
+        """Say how far a bucket is in a slot."""
         for rank, reader in list(self._here.items()):
-            if not reader.tell(SAYS.pack(part, slot)):
+            if not reader.tell(SAYS.pack(part, slot, end)):
                 self.lose(rank, _HUNG_UP)
 
     def publish_trailer(self, num_buckets: int, trailer: bytes) -> None:
         """Say that all is there, and what the digests are."""
         data = torch.frombuffer(bytearray(trailer), dtype=torch.uint8)
         self._segment.trailer[: len(data)].copy_(data)
-        self.publish(num_buckets)
+        self.publish(num_buckets, 0, 0)
 
     def wait_until_read(self, deadline: Deadline, check: Callable[[], None]) -> bool:
         """Wait until every engine is through with its buckets; return whether that is so."""

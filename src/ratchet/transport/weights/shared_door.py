@@ -23,9 +23,9 @@ SHARED: Final = "shared"
 
 ROOM: Final = b"+"
 """What an engine says when it has room for one more bucket."""
-SAYS: Final = struct.Struct("<qq")
-"""What the trainer says: the bucket that is there now, and its slot. Their number stands for the
-trailer.
+SAYS: Final = struct.Struct("<qqq")
+"""What the trainer says: which bucket is coming now, its slot, and how many of its bytes are there.
+The number of buckets stands for the trailer.
 """
 POLL_MS: Final = 20
 """How often a wait looks whether its link was abandoned; a message ends it at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.transport.weights.lane import Lane
 from ratchet.transport.weights.meeting import Go, Ready
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet.types import WeightManifest
+
+_MOST_NEWS: Final = 64
+"""How often an engine is told how far a bucket is: its socket holds all of that."""
 
 
 class Neighbours:
@@ -129,7 +132,13 @@ class SharedLane(Lane):
             if len(self._kept) == NUM_STAGING:
                 gathering.release(self._kept.popleft())
             with gathering.bucket(self._plan.point, part, self._deadline, keep=True) as gathered:
-                sharing.publish(part, starts.index(gathered.memory.data_ptr()))
+                slot = starts.index(gathered.memory.data_ptr())
+                told, size = 0, gathered.ends[-1]
+                for number in gathering.coming(gathered, self._deadline):
+                    end = gathered.ends[number]
+                    if (end - told) * _MOST_NEWS >= size or end == size:
+                        sharing.publish(part, slot, end)
+                        told = end
             self._kept.append(part)
         sharing.publish_trailer(gathering.num_buckets, gathering.trailer())
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
@@ -82,13 +82,15 @@ class SharedReader:
             if staging is None:
                 inbox.wait_for_room(deadline)
                 self._give_room()
-            bucket = segment.slots[self._expect(part, deadline, check)][:size]
+            slot, end = self._expect(part, deadline, check)
+            bucket = segment.slots[slot][:size]
+            ends = self._ends(part, size, end, deadline, check)
             if staging is not None:
                 own = staging[part][:size]
-                arrived = Arrived.inspect(own, slots, _copied(own, bucket))
+                arrived = Arrived.inspect(own, slots, _copied(own, bucket, ends))
                 self._give_room()
             else:
-                arrived = Arrived.inspect(bucket, slots)
+                arrived = Arrived.inspect(bucket, slots, ends)
             inbox.put_bucket(arrived)
         self._expect(len(manifest.bucket_bytes), deadline, check)
         inbox.put_trailer(bytes(host_bytes(segment.trailer[: trailer_bytes(manifest)])))
@@ -137,16 +139,25 @@ class SharedReader:
             with contextlib.suppress(OSError):  # the wait that follows says it
                 self._conn.send(ROOM)
 
-    def _expect(self, part: int, deadline: Deadline, check: Callable[[], None]) -> int:
-        """Wait for the word on a bucket; return its slot."""
+    def _ends(
+        self, part: int, size: int, end: int, deadline: Deadline, check: Callable[[], None]
+    ) -> Iterator[int]:
+        """Yield how far a bucket is, until all of it is there."""
+        yield end
+        while end < size:
+            _, end = self._expect(part, deadline, check)
+            yield end
+
+    def _expect(self, part: int, deadline: Deadline, check: Callable[[], None]) -> tuple[int, int]:
+        """Wait for word of a bucket; return its slot, and how far it is."""
         said = _heard(self._wait(deadline, check))
         if not said:
             raise TransferFailed(_GONE)
-        found, slot = SAYS.unpack(said)
+        found, slot, end = SAYS.unpack(said)
         if found != part:
             msg = f"the trainer speaks of bucket {found} in the place of {part}"
             raise TransferFailed(msg)
-        return int(slot)
+        return int(slot), int(end)
 
     def _wait(self, deadline: Deadline, check: Callable[[], None]) -> socket.socket:
         """Wait until the trainer says something, or hangs up."""
@@ -173,9 +184,12 @@ def _heard(conn: socket.socket) -> bytes:
     return b""
 
 
-def _copied(to: torch.Tensor, bucket: torch.Tensor) -> Iterator[int]:
-    """Copy a bucket, and yield how far: who reads it at once finds it in the cache."""
-    for start in range(0, len(bucket), _COPIED_BYTES):
-        end = min(start + _COPIED_BYTES, len(bucket))
-        to[start:end] = bucket[start:end]
-        yield end
+def _copied(to: torch.Tensor, bucket: torch.Tensor, ends: Iterable[int]) -> Iterator[int]:
+    """Copy a bucket as it comes, and yield how far: who reads it at once finds it in the cache."""
+    start = 0
+    for come in ends:
+        while start < come:
+            end = min(start + _COPIED_BYTES, come)
+            to[start:end] = bucket[start:end]
+            yield end
+            start = end

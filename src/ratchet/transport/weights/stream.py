@@ -44,8 +44,10 @@ def send_round(
     for part in range(first, gathering.num_buckets):
         with gathering.bucket(point, part, deadline) as gathered:
             link.check()
-            limit = deadline.within(limit_s)
-            waits = [group.move(piece, limit) for piece in gathered.pieces]
+            waits = [
+                group.move(gathered.pieces[number], deadline.within(limit_s))
+                for number in gathering.coming(gathered, deadline)
+            ]
             if part == gathering.num_buckets - 1:
                 wait_for_trailer = _send_trailer(group, gathering, deadline.within(limit_s))
             for wait in waits:

@@ -14,12 +14,13 @@ from tests.helpers.weights import (
     FakeSink,
     ProbedFakeSink,
     make_tensors,
+    pack_all,
     specs_of,
 )
 
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport
-from ratchet.transport.weights.buckets import pack, view
+from ratchet.transport.weights.buckets import view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
 from ratchet.transport.weights.finalize import Arrived, finalize
 from ratchet.transport.weights.plan import check_specs, make_manifest, slots_by_bucket
@@ -47,7 +48,7 @@ class Stage:
             slots_by_bucket(self.manifest), self.manifest.bucket_bytes, strict=True
         ):
             bucket = torch.zeros(size, dtype=torch.uint8)
-            list(pack(bucket, slots, [self.tensors[slot.name] for slot in slots]))
+            pack_all(bucket, slots, [self.tensors[slot.name] for slot in slots])
             self.buckets.append(Arrived.inspect(bucket, slots))
         self.digests = [arrived.digest for arrived in self.buckets]
         self.lost_at: int | None = None

@@ -12,6 +12,7 @@ import torch
 from tests.helpers.weights import FakeSource, digest_of_tensors, make_tensors
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights import gathering as module
 from ratchet.transport.weights.buckets import view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
 from ratchet.transport.weights.gathering import Gathered, Gathering
@@ -55,6 +56,7 @@ class Lanes:
         """Let a lane read buckets, each of which must hold what it should."""
         for part in parts:
             with self.gathering.bucket(lane, part, Deadline(20.0)) as gathered:
+                assert list(self.gathering.coming(gathered, Deadline(20.0))) == [0]
                 assert values(gathered) == [part] * 64
 
     def start(self, lane: str, parts: Sequence[int] = range(NUM)) -> threading.Thread:
@@ -170,6 +172,7 @@ def test_a_lane_that_hangs_does_not_hold_the_others(opened: list[Lanes]) -> None
         for thread in others:
             thread.join(20)
             assert not thread.is_alive()
+        list(lanes.gathering.coming(gathered, Deadline(20.0)))
         assert values(gathered) == [0] * 64, "its buffer is still its own"
     lanes.start("slow", range(1, NUM)).join(20)
     lanes.close()
@@ -244,6 +247,42 @@ def test_stop_unblocks_a_lane_at_once(opened: list[Lanes]) -> None:
     go_on.set()
 
 
+def test_a_bucket_travels_as_far_as_it_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second tensor is not read before the first piece has arrived; the last piece comes with
+    the digest.
+    """
+    digest_of_bucket, ready = module.bucket_digest, list[int]()
+
+    def note(digests: Sequence[bytes]) -> bytes:
+        ready.append(gathering._buffers[0].num_ready)
+        return digest_of_bucket(digests)
+
+    monkeypatch.setattr(module, "_NEWS_BYTES", 1)
+    monkeypatch.setattr(module, "bucket_digest", note)
+    tensors = {f"p{n}": torch.full((2**16,), n) for n in range(3)}
+    first_arrived = threading.Event()
+
+    class Slow(torch.Tensor):
+        def detach(self) -> torch.Tensor:
+            assert first_arrived.wait(20)
+            return super().detach()
+
+    tensors["p1"] = tensors["p1"].as_subclass(Slow)
+    source = FakeSource(tensors)
+    manifest = make_manifest(source.specs(), 2**30, term=1, version=2, step=2)
+    staging = [torch.zeros(max(manifest.bucket_bytes), dtype=torch.uint8) for _ in range(2)]
+    gathering = Gathering(manifest, source, lambda: staging, ["a"], 2**16)
+    thread = threading.Thread(target=gathering.run)
+    thread.start()
+    with gathering.bucket("a", 0, Deadline(20.0)) as gathered:
+        for number in gathering.coming(gathered, Deadline(20.0)):
+            assert gathered.pieces[number].view(torch.int64).tolist() == [number] * 2**16
+            first_arrived.set()
+    gathering.end("a")
+    thread.join(20)
+    assert ready == [2]
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_large_tensors_travel_from_where_they_are(in_place: bool) -> None:
     tensors = make_tensors(1)
@@ -261,6 +300,7 @@ def test_large_tensors_travel_from_where_they_are(in_place: bool) -> None:
         bucket = torch.zeros(manifest.bucket_bytes[part], dtype=torch.uint8)
         with gathering.bucket("a", part, Deadline(20.0)) as gathered:
             pieces = pieces_of(slots, len(bucket), 2**16)
+            list(gathering.coming(gathered, Deadline(20.0)))
             for piece, data in zip(pieces, gathered.pieces, strict=True):
                 bucket[piece.start : piece.end] = data
                 at.add(data.data_ptr())

@@ -111,7 +111,7 @@ def send(
     for index in buckets:
         sharing.wait_for_room(index + 1, Deadline(timeout_s), check)
         sharing.slots[index % 2][: MANIFEST.bucket_bytes[index]].copy_(values(number, index))
-        sharing.publish(index, index % 2)
+        sharing.publish(index, index % 2, MANIFEST.bucket_bytes[index])
     if buckets.stop == NUM_BUCKETS:
         sharing.publish_trailer(NUM_BUCKETS, TRAILER)
 
