@@ -62,13 +62,7 @@ from ratchet.staleness import Position
 from ratchet.status import Fact
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.payloads import Payloads
-from ratchet.types import (
-    Assignment,
-    PolicyVersion,
-    Prompt,
-    RoleInfo,
-    VersionRecord,
-)
+from ratchet.types import Assignment, PolicyVersion, Prompt, RoleInfo, VersionRecord
 
 _FLUSH_S: Final = 0.2
 
@@ -154,7 +148,10 @@ class BufferActor(RoleActor[_Inbox]):
         self._table.close()
 
     def release(self) -> None:
-        """End the watch over code of the user's own."""
+        """Let go of the ledger. A message that failed may have made half of its transitions, so
+        those of its turn are undone. End the watch over code of the user's own.
+        """
+        self._table.abandon()
         if self._own_calls is not None:
             self._own_calls.close()
 

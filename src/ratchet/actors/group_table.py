@@ -47,11 +47,10 @@ class GroupTable:
         self.stored = StoredGroups() if stored is None else stored
         self.waiting = Waiting(self.stored)
         self._window = Window(by_task)
-        self.goes_on = False
+        self.goes_on = self._restore()
         """An earlier life has issued prompts."""
-        self._restore()
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
         """Go on from the ledger of an earlier life. What was in flight is issued again, and what
         was finished comes back from its payload, if there is one; what was batched stays so until
         a trainer says what became of it.
@@ -60,7 +59,6 @@ class GroupTable:
             TaskError: if the task does not have a prompt of the ledger.
         """
         cursor = self._cursor = tuple(self._ledger.load_cursor())
-        self.goes_on = cursor > (0, 0)
         self._source.seek(*cursor)
         rows = self._ledger.groups("issued", "claimed", "finished", "batched")
         prompts = self._source.find({row.prompt_id for row in rows}) if rows else {}
@@ -75,6 +73,7 @@ class GroupTable:
                 self._window.reissued["buffer_died"] += 1
                 self._give_up(entry, "buffer_died", counts=False)
                 self.waiting.add(entry, "buffer_died")
+        return cursor > (0, 0)
 
     @property
     def num_queued(self) -> int:
@@ -271,7 +270,11 @@ class GroupTable:
     def close(self) -> None:
         """Flush, and close the ledger."""
         self.flush()
-        self._ledger.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the ledger without what is not durable yet."""
+        self._ledger.abandon()
         self.stored.close()
 
     def _again(self, entry: Entry, reason: str, *, counts: bool = False) -> None:

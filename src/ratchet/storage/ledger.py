@@ -245,6 +245,10 @@ class GroupLedger:
         """Return the life of a group, in order."""
         return tuple(GroupEvent(*row) for row in self._sql.execute(LIFE, (group_id,)))
 
+    def abandon(self) -> None:
+        """Close the file without what is not durable yet, as a crash would."""
+        self._database.close()
+
     def close(self) -> None:
         """Flush and close the file; closing again does nothing."""
         if self._database.is_open:

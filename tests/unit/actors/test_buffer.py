@@ -695,3 +695,27 @@ def test_the_messages_of_a_turn_are_one_transaction(
         assert (len(world.batches), len(world.assignments)) == (1, 2 * groups)
 
     run_virtual(main())
+
+
+def test_a_buffer_that_fails_lets_go_of_its_ledger_and_undoes_its_last_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        world = World(directory=tmp_path)
+        await asyncio.sleep(1)
+
+        def fails(table: Any, group_id: int, *args: Any, **kwargs: Any) -> None:
+            claim(table, group_id, *args, **kwargs)
+            if group_id == 1:
+                raise LookupError("a bug")
+
+        claim = GroupLedger.claim
+        monkeypatch.setattr(GroupLedger, "claim", fails)
+        world.ref.tell(ClaimPrompts("rollout-0", "w1", 2, 0, "b1"))
+        await asyncio.sleep(1)
+        assert not world.ref.is_alive()
+        ledger = GroupLedger.open(tmp_path / "ledger.sqlite")
+        assert ledger.groups() == ()
+        ledger.close()
+
+    run_virtual(main())
