@@ -298,7 +298,11 @@ class KeptVersions(VersionStore):
 
 
 class KeptLedger(GroupLedger):
-    """Can be read after its buffer has stopped."""
+    """Can be read after its buffer has stopped, or failed."""
+
+    def abandon(self) -> None:
+        if self._sql.in_transaction:
+            self._sql.execute("ROLLBACK")
 
     def close(self) -> None:
         pass
