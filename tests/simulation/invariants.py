@@ -367,6 +367,8 @@ class Watch:
             revived = {fault.name for fault in self._plan.faults if isinstance(fault, Revive)}
             is_down = end.reason == "killed" and name in revived  # and the run did not wait
             fine = in_order or is_down or not end.event.is_set()
+            if name == BUFFER and self._world.over:  # the run may be over before it has come
+                fine = fine or (LOST in end.reason and self._world.buffer._early is not None)
             self._expect(fine, "I7", f"{name} ended: {end.reason}")
         for name, reason in self._world.lost_workers:
             # a worker that cannot reach the registry, or was given up, starts again
