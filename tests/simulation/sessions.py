@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from tests.helpers.actors import RecordingLog, make_system
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.wire import SimulatedWire
@@ -25,7 +26,7 @@ from ratchet.actors.system import System
 from ratchet.messages import Message
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import Recipient, Ref
-from ratchet.transport.mailbox.codec import Envelope
+from ratchet.transport.mailbox.codec import Answer, Envelope
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.peer import Peer, SessionKey
@@ -196,14 +197,21 @@ class _Node(Node):
         self._network = network
         self._from = "?"
         self.num_delivered: Counter[SessionKey] = Counter()
-        """messages, all of which fit into one piece here"""
+        """pieces"""
         self._actor = local
         super().__init__(local=self._noted, **kwargs)
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
         self._from = peer.name
-        self.num_delivered[peer.session_key] += len(envelopes)
+        self.num_delivered[peer.session_key] += sum(map(self._num_pieces, envelopes))
         super().deliver(peer, envelopes)
+
+    def _num_pieces(self, envelope: Envelope) -> int:
+        """One, but for an answer that tells of thousands of versions."""
+        if not isinstance(envelope, Answer):
+            return 1
+        size = len(msgspec.msgpack.encode(envelope))
+        return -(-size // self._network.limits.fragment_bytes)
 
     def _noted(self, name: str) -> Ref | None:
         actor = self._actor(name)
