@@ -9,12 +9,24 @@ peer comes back over a connection on which nothing is shared.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from ratchet.transport.mailbox.codec import Part, Shared, pack, pack_data
 from ratchet.transport.mailbox.shared import Array, Loan
+
+
+class Copying(Protocol):
+    """A thread fills a loan."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+        ...
+
+    def result(self) -> bool:
+        """Return True, or raise the `OSError` of `Loan.fill`."""
+        ...
 
 
 class Item(msgspec.Struct, eq=False):
@@ -29,6 +41,8 @@ class Item(msgspec.Struct, eq=False):
     """where in that the next piece begins"""
     loan: Loan | None = None
     """the arrays in shared memory, while they are copied there"""
+    copying: Copying | None = None
+    """copies them on another thread"""
 
     @property
     def num_bytes(self) -> int:

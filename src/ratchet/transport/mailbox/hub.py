@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ratchet.errors import RatchetError
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.codec import Envelope
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.shared import Loan
 
 if TYPE_CHECKING:
     from ratchet.transport.mailbox.peer import Peer
@@ -56,6 +58,10 @@ class Hub(Protocol):
 
     async def dial(self, name: str) -> None:
         """Open a connection to the peer; it is then with `Peer.take`."""
+        ...
+
+    def copy(self, loan: Loan) -> asyncio.Future[bool]:
+        """Fill a loan on another thread."""
         ...
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:

@@ -6,14 +6,15 @@ does not fit into the window stays queued until acks make room.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.assembly import Assembly, decode_shared
 from ratchet.transport.mailbox.codec import Body, Data, Envelope, Part, Shared, pack_data
-from ratchet.transport.mailbox.flight import Batch, Fragment, Item, Run, Sent
+from ratchet.transport.mailbox.flight import Batch, Copying, Fragment, Item, Run, Sent
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
 
@@ -21,6 +22,11 @@ _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
 _FILL_BYTES: Final = 256 << 10
 """So much is copied into shared memory in one go."""
+_THREAD_BYTES: Final = 1 << 20
+"""To copy so much is worth a thread's while, if there is one."""
+
+Copy: TypeAlias = Callable[[Loan], Copying]
+"""Fills a loan on another thread; whoever gives it to a lane pulls once it is done."""
 
 
 class Lane:
@@ -42,6 +48,7 @@ class Lane:
         """the peer can read files of this process: large arrays are shared"""
         self.files: PeerFiles | None = None
         """those of the peer, if they can be read here"""
+        self.copy: Copy | None = None
 
     # --- out
 
@@ -132,6 +139,7 @@ class Lane:
     def _pull_fragment(self, acks: tuple[int, int]) -> bytearray | None:
         """Number the next piece of a long envelope."""
         item, limit = self.queue[0], self._limits.fragment_bytes
+        item.loan = item.copying = None
         size = item.next_bytes(limit)
         if self._is_full(size):
             return None
@@ -146,23 +154,46 @@ class Lane:
         return self.lends and not item.begun and item.array_bytes >= SHARED_BYTES
 
     def _pull_run(self, acks: tuple[int, int]) -> bytes | bytearray | None:
-        """Copy some of the arrays to where they are shared; once all are there, number them."""
+        """Have the arrays copied to where they are shared, while acks make room in the window for
+        them; then number them.
+        """
         item = self.queue[0]
+        try:
+            loan = self._lend(item)
+            self._lend_ahead()
+            if item.copying is None:
+                if not loan.fill(_FILL_BYTES):
+                    return b""
+            elif not item.copying.done():
+                return None
+            else:
+                item.copying.result()
+        except OSError:  # there is no room for a file: what is begun in pieces ends in pieces
+            return self._pull_fragment(acks)
         if self._is_full(item.num_bytes):
             return None
-        try:
-            item.loan = item.loan or Loan(item.sections(self._limits.fragment_bytes))
-            if not item.loan.fill(_FILL_BYTES):
-                return b""
-        except OSError:  # there is no room for a file: what is begun in pieces ends in pieces
-            item.loan = None
-            return self._pull_fragment(acks)
         self.queue.popleft()
         count = item.count(self._limits.fragment_bytes)
-        run = Run(self._last_seq + 1, self._last_seq + count, item, item.loan)
-        item.loan = None
+        run = Run(self._last_seq + 1, self._last_seq + count, item, loan)
+        item.loan = item.copying = None
         self._number(run, count, item.num_bytes)
         return run.frame(acks, self.index)
+
+    def _lend(self, item: Item) -> Loan:
+        """Return where the arrays of an envelope are shared; if they are large and there is a
+        thread, it begins to copy them there.
+        """
+        if item.loan is None:
+            item.loan = Loan(item.sections(self._limits.fragment_bytes))
+            if self.copy is not None and item.loan.num_bytes >= _THREAD_BYTES:
+                item.copying = self.copy(item.loan)
+        return item.loan
+
+    def _lend_ahead(self) -> None:
+        """Give the thread what comes next, so that it need not wait for this loop."""
+        if self.copy is not None and len(self.queue) > 1 and self._is_shared(self.queue[1]):
+            with contextlib.suppress(OSError):  # it is tried again when its turn comes
+                self._lend(self.queue[1])
 
     def on_ack(self, seq: int) -> None:
         """The peer has every piece up to `seq`."""

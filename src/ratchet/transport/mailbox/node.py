@@ -21,6 +21,7 @@ from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.connections import Connections
+from ratchet.transport.mailbox.copies import Copies
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
@@ -29,7 +30,7 @@ from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import File, make_probe
+from ratchet.transport.mailbox.shared import File, Loan, make_probe
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
@@ -119,6 +120,7 @@ class Node:
         self._refs: dict[str, Ref] = {}
         self._listener: Listener | None = None
         self._probe: File | None = None
+        self._copies = Copies()
         self._connections = Connections(name, limits.connections, log)
         self._former: dict[str, str] = {}
         """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
@@ -217,6 +219,7 @@ class Node:
                     await self._progress.wait()
         for connection in self._connections:
             connection.abort()
+        self._copies.close()
         self._probe = None
         self.log.info("node_stopped", node=self.name)
 
@@ -282,6 +285,10 @@ class Node:
         except BaseException:
             connection.abort()
             raise
+
+    def copy(self, loan: Loan) -> asyncio.Future[bool]:
+        """Fill a loan on another thread: `Hub`."""
+        return self._copies.start(loan)
 
     def deliver(self, peer: Peer, envelopes: list[Envelope]) -> None:
         """Hand out what has arrived: `Hub`."""

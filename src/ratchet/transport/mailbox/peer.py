@@ -36,7 +36,7 @@ from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import Array, Unreadable
+from ratchet.transport.mailbox.shared import Array, Loan, Unreadable
 
 _MAX_RETIRED: Final = 64
 _GATHER_S: Final = 50e-6
@@ -174,6 +174,16 @@ class Peer:
                 self._gather()
                 return
 
+    def _copy(self, loan: Loan) -> asyncio.Future[bool]:
+        copying = self._hub.copy(loan)
+        copying.add_done_callback(self._on_copied)
+        return copying
+
+    def _on_copied(self, copying: asyncio.Future[bool]) -> None:
+        if not copying.cancelled():
+            copying.exception()  # the lane sees it, if it still has the message
+        self._pump()
+
     def _write(self, connection: Connection, frame: bytes | bytearray) -> None:
         self._wrote = True
         connection.write(frame)
@@ -281,7 +291,9 @@ class Peer:
             previous.abort()
         try:
             self.session.share(
-                lends=connection.handshake.lends, files=connection.handshake.readable
+                lends=connection.handshake.lends,
+                files=connection.handshake.readable,
+                copy=self._copy,
             )
             self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
         except ProtocolError as error:

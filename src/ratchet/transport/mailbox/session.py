@@ -30,7 +30,7 @@ from ratchet.transport.mailbox.codec import (
     pack,
 )
 from ratchet.transport.mailbox.flight import Item
-from ratchet.transport.mailbox.lane import Lane
+from ratchet.transport.mailbox.lane import Copy, Lane
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.shared import PeerFiles
 
@@ -174,12 +174,13 @@ class Session:
         """Tell whether this session was with another life of the peer."""
         return self.peer_life is not None and self.peer_life != peer_life
 
-    def share(self, *, lends: bool, files: PeerFiles | None) -> None:
+    def share(self, *, lends: bool, files: PeerFiles | None, copy: Copy | None = None) -> None:
         """Say, before `resume`, what the ends of the new connection can read of each other: the
-        peer the files of this process, and this process those of the peer.
+        peer the files of this process, and this process those of the peer; and who copies much
+        into such files, if not `pull`.
         """
         for lane in self._lanes:
-            lane.lends, lane.files = lends, files
+            lane.lends, lane.files, lane.copy = lends, files, copy
 
     def resume(self, peer_life: str, delivered: tuple[int, int]) -> None:
         """Go on over a new connection; `delivered` is what the peer has of this life.

@@ -16,6 +16,7 @@ those that this process may have are taken, arrays are copied out of their file 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import resource
@@ -34,6 +35,8 @@ SHARED_BYTES: Final = 256 << 10
 """Arrays of a message that have so many bytes together are shared; to copy fewer is no dearer."""
 
 _ALIGN: Final = 64
+_MOST_PARTS: Final = 512
+"""So many parts are written by one call; the kernel takes 1,024."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -128,7 +131,9 @@ class Loan:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._files: dict[File, int] = {}
         """and their indices"""
-        self._todo: deque[tuple[int, memoryview]] = deque()
+        self._todo: deque[memoryview] = deque()
+        """what its own file lacks, up to the end"""
+        self._done = 0
         self.names: list[FileName] = []
         self.places: list[Place] = []
         size = 0
@@ -140,10 +145,11 @@ class Loan:
             if not size:
                 self._own = _new_file()
             self.places.append(Place(self._index(self._own), size, len(array)))
-            self._todo.append((size, memoryview(array)))
-            size += -(-len(array) // _ALIGN) * _ALIGN
-        if size:
-            os.ftruncate(self._own.fd, size)
+            gap = -len(array) % _ALIGN
+            self._todo += memoryview(array), memoryview(bytes(gap))
+            size += len(array) + gap
+        self.num_bytes = size
+        """how many are to be copied"""
 
     def _index(self, file: File) -> int:
         if file not in self._files:
@@ -158,15 +164,30 @@ class Loan:
             OSError: there is no memory for them.
         """
         # written and not mapped: pages that are overwritten whole are not cleared first
-        while self._todo and num_bytes > 0:
-            offset, data = self._todo.popleft()
-            done = os.pwrite(self._own.fd, data[:num_bytes], offset)
-            num_bytes -= done
-            if done < len(data):
-                self._todo.appendleft((offset + done, data[done:]))
-            elif not self._todo:
+        end = min(self._done + num_bytes, self.num_bytes)
+        while self._done < end:
+            self._advance(os.pwritev(self._own.fd, self._head(end - self._done), self._done))
+            if self._done == self.num_bytes:
                 fcntl.fcntl(self._own.fd, fcntl.F_ADD_SEALS, _seals())
-        return not self._todo
+        return self._done == self.num_bytes
+
+    def _head(self, num_bytes: int) -> list[memoryview]:
+        """Return what is to be written next, in at most so many bytes."""
+        parts = []
+        for part in itertools.islice(self._todo, _MOST_PARTS):
+            parts.append(part[:num_bytes])
+            num_bytes -= len(part)
+            if num_bytes <= 0:
+                break
+        return parts
+
+    def _advance(self, num_bytes: int) -> None:
+        """Forget what is written."""
+        self._done += num_bytes
+        while self._todo and num_bytes >= len(self._todo[0]):
+            num_bytes -= len(self._todo.popleft())
+        if num_bytes:
+            self._todo[0] = self._todo[0][num_bytes:]
 
 
 def _seals() -> int:

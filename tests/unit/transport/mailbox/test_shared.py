@@ -105,6 +105,11 @@ def test_arrays_are_copied_slice_by_slice_and_lent_when_they_are_whole() -> None
     assert read(loan) == list(ARRAYS)
 
 
+def test_a_message_may_have_many_arrays() -> None:
+    arrays = [bytes([each % 256]) * 9 for each in range(2000)]
+    assert read(whole(arrays)) == arrays
+
+
 def test_nobody_can_change_what_is_lent() -> None:
     loan = whole(ARRAYS)
     fd = loan.names[0].fd
