@@ -49,9 +49,9 @@ hand-out; a warm-up on both sides; arrays that are shared between processes, cop
 ms of CPU per group, 5.9 to 6.6 times Ray's 37 to 42 (28 to 33 ms); an hour before, Ray had 56, of
 which that is 4.1 to 4.5 times. At the smaller sizes, once, before the turns and the warm-up: 4,976
 and 2,570 groups/s at 1 KB and 100 KB, 4.4 and 3.7 times Ray's (275 and 500 us of CPU per group,
-1/4.2 of Ray's). With the turns there is no quiet run yet. Under a load of 10 to 20 the actor alone took 104
-to 117 us of CPU per group where it took 118 to 131 in the same minutes (the least of 24 rounds of
-200 groups, four times), and the process wrote 24% fewer bytes; rates said nothing.
+1/4.2 of Ray's). With the turns there is no quiet run yet. Under a load of 10 to 20 the actor alone
+took 104 to 117 us of CPU per group where it took 118 to 131 in the same minutes (the least of 24
+rounds of 200 groups, four times), and the process wrote 24% fewer bytes; rates said nothing.
 
 Where the time goes: the buffer's process is the bound, at 1 KB it is busy for three times as long
 per group as the other one. Of its CPU, two thirds are Python, 13% the kernel, 10% SQLite itself; at
