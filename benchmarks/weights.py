@@ -43,17 +43,17 @@ engines that adopt:
 On the same day, before pieces were cut and packed by the size of the group, `even`, 3 x broadcast
 reached 55 % with 1.02 s of CPU; the others were as they are now.
 
-What is met: 50 % of a copy, the pause of an engine that adopts (1 of 15 %), and the memory. What is
-not: 90 % of the bare loop, and 15 % for an engine that copies: its pause is writing and reading back
-all of the weights, 0.07 s, whatever the wire does.
+What is met: 50 % of a copy, the pause of an engine that adopts (1 of 15 %), and the memory. What
+is not: 90 % of the bare loop, and 15 % for an engine that copies: its pause is writing and reading
+back all of the weights, 0.07 s, whatever the wire does.
 
 The 90 % is digests and the scheduler. The bare loop alone uses 70 % of both cores; a digest of
 512 MiB that is not in the cache takes 32 ms at each end, beside 142 ms. Two bare loops in pieces of
 1 MiB that compute these digests and do nothing else got 79 % in the same hour; with digests at the
 engine only 91 %, without any 89 %. With all of it under real-time scheduling (chrt -r 5), where no
 thread is put aside for another, a sync takes 137 to 159 ms and its floor 161 to 174 (102 to 126 %).
-Niceness for the threads that compute digests changed less than the noise; waiting for several pieces
-at once changed nothing. Where the ends are on hosts of their own they have twice the cores.
+Niceness for the threads that compute digests changed less than the noise; waiting for several
+pieces at once changed nothing. Where the ends are on hosts of their own they have twice the cores.
 """
 
 from __future__ import annotations
