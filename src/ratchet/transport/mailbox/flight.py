@@ -43,6 +43,8 @@ class Item(msgspec.Struct, eq=False):
     """the arrays in shared memory, while they are copied there"""
     copying: Copying | None = None
     """copies them on another thread"""
+    in_pieces: bool = False
+    """there was no room to share it"""
 
     @property
     def num_bytes(self) -> int:

@@ -151,7 +151,9 @@ class Lane:
 
     def _is_shared(self, item: Item) -> bool:
         """Tell whether the arrays of an envelope go by reference."""
-        return self.lends and not item.begun and item.array_bytes >= SHARED_BYTES
+        return (
+            self.lends and not (item.begun or item.in_pieces) and item.array_bytes >= SHARED_BYTES
+        )
 
     def _pull_run(self, acks: tuple[int, int]) -> bytes | bytearray | None:
         """Have the arrays copied to where they are shared, while acks make room in the window for
@@ -168,7 +170,8 @@ class Lane:
                 return None
             else:
                 item.copying.result()
-        except OSError:  # there is no room for a file: what is begun in pieces ends in pieces
+        except OSError:  # to try again at once, which the end of each try would lead to, is no use
+            item.in_pieces = True
             return self._pull_fragment(acks)
         if self._is_full(item.num_bytes):
             return None

@@ -802,6 +802,25 @@ def test_a_cut_finds_a_message_half_copied(*, shares_again: bool) -> None:
     assert item.loan is None
 
 
+def test_a_copy_that_fails_while_the_window_is_full_is_not_tried_again() -> None:
+    a, b, copier = End("a", RUNS), End("b", RUNS), Copier()
+    sharing(a, b, copy=copier)
+    for each in range(2):
+        a.session.push(BULK, large(each, MUCH + MUCH // 2))  # the window is full of one
+    assert a.session.pull() is None
+    copier.finish(0)
+    data = a.pull()
+    copier.begun[1][1].set_exception(OSError("no room"))
+    data += a.pull()
+    got = take_all(b, data)
+    assert len(got) == 1
+    for _ in range(3):
+        a.take(b.pull())
+        got += take_all(b, a.pull())
+    assert [tell.sender for tell in got if isinstance(tell, Tell)] == ["0", "1"]
+    assert len(copier.begun) == 2
+
+
 def test_a_copy_that_fails_is_sent_in_pieces() -> None:
     a, b, copier = End("a", RUNS), End("b", RUNS), Copier()
     sharing(a, b, copy=copier)
