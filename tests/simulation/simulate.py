@@ -171,7 +171,8 @@ async def _end(world: World, watch: Watch) -> None:
         limits = world.network.limits
         await asyncio.sleep(20.0 + (3 * limits.dead_s + 4 * limits.delivery_s) * watch.fatal)
         if world.has_ended or any(end.is_set() for end in vital()):
-            if supervision.ended_the_run(world) or world.ends[REGISTRY].reason == KILLED:
+            missed = world.over or world.told_of_end  # what the leading trainer does not know
+            if supervision.ended_the_run(world) or missed or world.ends[REGISTRY].reason == KILLED:
                 await _all_left(world)
             return  # and no other trainer has come to lead
 

@@ -675,6 +675,13 @@ class World:
         return self.launchers + self.trainer_launchers
 
     @property
+    def told_of_end(self) -> bool:
+        """The buffer has heard from some life of the registry that the run is over. A later life
+        does not know, and whom the earlier one did not reach goes on for as long as it may.
+        """
+        return self.ends[BUFFER].host.system.run_ended is not None
+
+    @property
     def over(self) -> bool:
         """The registry has told everyone that the run is over, and is gone."""
         registry = self.network.hosts[REGISTRY]
