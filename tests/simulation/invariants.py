@@ -368,10 +368,10 @@ class Watch:
             is_down = end.reason == "killed" and name in revived  # and the run did not wait
             fine = in_order or is_down or not end.event.is_set()
             if name == BUFFER and self._world.over:
-                # the last life of the registry may have ended before the buffer came to it
+                # the last life of the registry may have ended before that of the buffer came to it
                 joined = self._world.network.hosts[REGISTRY].log.named("role_joined")
-                came = any(fields["name"] == BUFFER for fields in joined)
-                fine = fine or (LOST in end.reason and not came)
+                lives = {fields["life"] for fields in joined}
+                fine = fine or (LOST in end.reason and end.host.incarnation not in lives)
             self._expect(fine, "I7", f"{name} ended: {end.reason}")
         for name, reason in self._world.lost_workers:
             # a worker that cannot reach the registry, or was given up, starts again
