@@ -252,7 +252,7 @@ class Buffer(BufferActor):
         super().__init__(*args, **kwargs)
         self.hears: list[Callable[[int, int], None]] = []
         """told of the term that each batch is handed to, and of the newest one it has heard of"""
-        self._newest_term = 0
+        self._newest_term = self.asked_in_term = 0
         Buffer.last = self
 
     def receive(self, message: Any) -> None:
@@ -260,6 +260,7 @@ class Buffer(BufferActor):
         match message:
             case RequestBatch() if message.buffer == self.role.incarnation:
                 terms = [message.term]
+                self.asked_in_term = max(self.asked_in_term, message.term)
             case VersionUpdated():
                 terms = [message.record.term]
             case RoleRegistered():
