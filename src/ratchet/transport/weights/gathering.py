@@ -13,8 +13,7 @@ ended. An end or `stop` unblocks everyone.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
@@ -22,23 +21,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSource
-from ratchet.transport.weights.buckets import (
-    flat_bytes,
-    host_bytes,
-    lies_on_host,
-    pack,
-    slot_bytes,
-)
 from ratchet.transport.weights.digest import (
     bucket_digest,
-    digest_of_parts,
-    digests_of,
     make_trailer,
     whole_digest,
 )
-from ratchet.transport.weights.pieces import pieces_of
+from ratchet.transport.weights.gathered import Gathered
 from ratchet.transport.weights.plan import slots_by_bucket
-from ratchet.types import TensorSlot, WeightManifest
+from ratchet.types import WeightManifest
 
 if TYPE_CHECKING:
     import torch
@@ -55,25 +45,6 @@ _SLOW_S: Final = 0.1
 elsewhere, and so many seconds more."""
 
 _POLL_S: Final = 0.02
-
-
-_NEWS_BYTES: Final = 2**22
-"""How much is gathered before lanes that wait for it are woken."""
-
-
-class Gathered:
-    """A staging buffer and the bucket that travels from there."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.part: int | None = None
-        """which bucket, once it has begun"""
-        self.pieces: Sequence[torch.Tensor] = ()
-        """uint8, as `pieces_of` has them: in this memory, or where the trainer's tensors are"""
-        self.ends: Sequence[int] = ()
-        """where in the bucket each of them ends, and the last one with the bucket"""
-        self.num_ready = 0
-        """pieces that are gathered"""
 
 
 class Gathering:
@@ -161,65 +132,17 @@ class Gathering:
         start = perf_counter()
         slots = self._slots[part]
         tensors = self._source.read([slot.name for slot in slots])
-        bucket = buffer.memory[: self._manifest.bucket_bytes[part]]
-        gather = self._gather_on_host if bucket.device.type == "cpu" else self._gather_on_device
+        size = self._manifest.bucket_bytes[part]
         buffer.num_ready = 0
-        digest = bucket_digest(gather(part, buffer, bucket, tensors))
+        tell = partial(self._offer, part, buffer)
+        digest = bucket_digest(
+            buffer.fill(slots, size, tensors, tell, large=self._large, in_place=self._in_place)
+        )
         if self._digests.setdefault(part, digest) != digest:
             msg = f"the trainer's parameters in bucket {part} changed during the transfer"
             raise TransferFailed(msg)
         self._offer(part, buffer, len(buffer.pieces))
         self.gather_s += perf_counter() - start
-
-    def _gather_on_device(
-        self, part: int, buffer: Gathered, bucket: torch.Tensor, tensors: Sequence[torch.Tensor]
-    ) -> tuple[bytes, ...]:
-        """Return the digests of the slots; one copy to the host for all."""
-        slots = self._slots[part]
-        for parts in pack(bucket, slots, tensors):
-            list(parts)
-        buffer.pieces, buffer.ends = [bucket], [len(bucket)]
-        return digests_of(slot_bytes(host_bytes(bucket), slots))
-
-    def _gather_on_host(
-        self, part: int, buffer: Gathered, bucket: torch.Tensor, tensors: Sequence[torch.Tensor]
-    ) -> tuple[bytes, ...]:
-        """Return the digests of the slots, and let lanes have what is there meanwhile."""
-        slots = self._slots[part]
-        left: dict[str, torch.Tensor] = {}
-        if self._in_place:
-            left = {
-                slot.name: flat_bytes(tensor)
-                for slot, tensor in zip(slots, tensors, strict=True)
-                if slot.num_bytes >= self._large and lies_on_host(tensor)
-            }
-        pieces = pieces_of(slots, len(bucket), self._large)
-        buffer.pieces = [
-            left[piece.large][piece.offset : piece.offset + piece.end - piece.start]
-            if piece.large in left
-            else bucket[piece.start : piece.end]
-            for piece in pieces
-        ]
-        buffer.ends = [*(piece.end for piece in pieces[:-1]), len(bucket)]
-        packed = zip(slots, pack(bucket, slots, tensors, left), strict=True)
-        return tuple(
-            digest_of_parts(map(host_bytes, self._telling(part, buffer, slot, parts)))
-            for slot, parts in packed
-        )
-
-    def _telling(
-        self, part: int, buffer: Gathered, slot: TensorSlot, parts: Iterable[torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
-        """Yield the parts of a slot, and tell lanes how far the bucket has been gathered. Its last
-        piece comes with its digest, as what follows the last bucket is made of those.
-        """
-        end = slot.offset
-        for each in parts:
-            yield each
-            end += len(each)
-            told = buffer.ends[buffer.num_ready - 1] if buffer.num_ready else 0
-            if end - told >= _NEWS_BYTES:
-                self._offer(part, buffer, bisect_right(buffer.ends[:-1], end))
 
     def _offer(self, part: int, buffer: Gathered, num_ready: int) -> None:
         with self._changed:

@@ -12,10 +12,12 @@ import torch
 from tests.helpers.weights import FakeSource, digest_of_tensors, make_tensors
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights import gathered as gathered_module
 from ratchet.transport.weights import gathering as module
 from ratchet.transport.weights.buckets import view
 from ratchet.transport.weights.digest import make_trailer, whole_digest
-from ratchet.transport.weights.gathering import Gathered, Gathering
+from ratchet.transport.weights.gathered import Gathered
+from ratchet.transport.weights.gathering import Gathering
 from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
@@ -257,7 +259,7 @@ def test_a_bucket_travels_as_far_as_it_is_gathered(monkeypatch: pytest.MonkeyPat
         ready.append(gathering._buffers[0].num_ready)
         return digest_of_bucket(digests)
 
-    monkeypatch.setattr(module, "_NEWS_BYTES", 1)
+    monkeypatch.setattr(gathered_module, "_NEWS_BYTES", 1)
     monkeypatch.setattr(module, "bucket_digest", note)
     tensors = {f"p{n}": torch.full((2**16,), n) for n in range(3)}
     first_arrived = threading.Event()
