@@ -269,16 +269,20 @@ def assert_true(value: bool) -> None:
 def test_a_second_load_at_the_same_time_is_refused(transport: str) -> None:
     async def main() -> None:
         async with Fleet(transport, 2) as fleet:
-            absent, here = fleet.sinks
-            send, loads = fleet.start(absent=[absent])
-            await asyncio.sleep(0)
-            send.cancel()
-            send_again, again = fleet.start([here])
+            go_on, reached = threading.Event(), threading.Event()
+
+            def wait(names: Sequence[str]) -> None:
+                reached.set()
+                assert go_on.wait(20)
+
+            fleet.source.on_read = wait
+            manifest, routes, send, loads = fleet.begin()
+            await asyncio.to_thread(reached.wait, 10)
+            here, other = loads
             with pytest.raises(TransferFailed, match="abort that first"):
-                await again[here]
-            with pytest.raises(TransferFailed, match="given up"):
-                await loads[here]
-            send_again.cancel()
-            await asyncio.wait([send, send_again])
+                await fleet.receive(here, manifest, routes)
+            assert not loads[here].done(), "the first one goes on"
+            go_on.set()
+            await asyncio.gather(send, loads[here], loads[other])
 
     run(main)

@@ -67,10 +67,10 @@ def stamped_before_the_digest() -> Patches:
 def failed_write_swallowed() -> Patches:
     write = _Load._write
 
-    async def deaf(self: Any, slots: Any) -> None:
-        arrived = self._staged[0]
+    async def deaf(self: Any) -> None:
+        arrived, _ = self._staged[0]
         try:
-            await write(self, slots)
+            await write(self)
         except WeightsMismatch:
             self._arrivals.release(arrived)
 

@@ -10,6 +10,7 @@ from tests.simulation.loop import run_virtual
 from tests.unit.actors.test_buffer import World, failed, ids, record, scenario
 
 from ratchet.messages import DescribeLineage, StepTrained, VersionUpdated
+from ratchet.storage.ledger import GroupLedger
 from ratchet.types import Assignment, VersionRecord
 
 BOUNDED = {"admission": "bounded", "max_staleness": 1, "capacity_factor": 9.0}
@@ -196,7 +197,7 @@ def test_a_policy_may_wait_for_a_finish_and_not_for_ever(tmp_path: Path) -> None
 def test_a_policy_that_makes_a_group_up_ends_the_buffer_with_its_name(tmp_path: Path) -> None:
     async def main() -> None:
         name = custom(tmp_path, "[1, 99]")
-        world = World(buffer={"custom": name})
+        world = World(directory=tmp_path, buffer={"custom": name})
         await world.settle()
         a, b, *_ = await world.claim(4)
         await world.finish(a)
@@ -206,6 +207,8 @@ def test_a_policy_that_makes_a_group_up_ends_the_buffer_with_its_name(tmp_path: 
         (failure,) = world.system.log.named("actor_failed")
         assert name in failure["reason"]
         assert "[99]" in failure["reason"]
-        assert world.ledger.counts()["batched"] == 0
+        ledger = GroupLedger.open(tmp_path / "ledger.sqlite")
+        assert ledger.counts()["batched"] == 0
+        ledger.close()
 
     run_virtual(main())
