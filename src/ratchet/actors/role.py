@@ -190,7 +190,7 @@ class RoleActor(Actor[M]):
             msg = f"{self.name} {LOST}: {error}"
             raise RunFailed(msg) from None
         there = {role.name: role for role in reply.roles if role.name != self.name}
-        for name in there.keys() | before.keys():  # what was heard meanwhile is newer
+        for name in there | before:  # what was heard meanwhile is newer
             if self._others.get(name) == before.get(name):
                 self._adopt(name, there.get(name))
         self.system.book.learn(self.name, self.role.address, self.role.incarnation)

@@ -163,7 +163,7 @@ class Transfers:
         try:
             while not sending.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for load in done & names.keys():
+                for load in (each for each in names if each in done):  # in their order
                     error = load.exception()
                     _check_fatal(error)
                     if error is not None and not isinstance(error, WeightsMismatch):

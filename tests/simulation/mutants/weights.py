@@ -190,7 +190,7 @@ def lost_engine_holds() -> Patches:
     return [(transfer, "_judge", kindly)]
 
 
-@mutant("a step changes the weights while they are read", seed=467)
+@mutant("a step changes the weights while they are read", seed=467, slow=True)
 def weights_change_while_they_are_read() -> Patches:
     @asynccontextmanager
     async def at_once(self: Any) -> Any:
