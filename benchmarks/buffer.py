@@ -34,24 +34,22 @@ rounds of 600 groups:
 So it is flat in the capacity to within 14%. The rest is not shown to be one thing: it is 0.87 as
 it is, 0.89 without garbage collection and 0.92 with the ledger in memory (4 rounds, 1 KB).
 
-    over a link         groups/s   CPU us per group       loop's lag p50    p99   most (ms)
-    1 KB    ours           1,933                375                   1.6   11.3   11.7
-    1 KB    in Ray           862              1,500    ours: 2.5 times the rate, 1/4.0 of the CPU
-    100 KB  ours           1,336                575                   1.3   12.7   13.9
-    100 KB  in Ray           457              2,225    ours: 2.9 times the rate, 1/3.8 of the CPU
-    10 MB   ours              39             25,500                   0.7    4.5    8.8
-    10 MB   in Ray            26             25,500    ours: 1.5 times the rate, 1/1.0 of the CPU
+On two cores with nothing else to do, 3 rounds, in one run (before large arrays were copied by a
+thread; the lag is that of the buffer's loop, in ms):
 
-That was over TCP, with two commits for each batch, and with the dial and the hello of three links
-among 400 groups. Since then: Unix sockets; the messages of a turn are one transaction and one
-hand-out; a warm-up on both sides; arrays that are shared between processes, copied by a thread. At
-10 MB, on a machine with nothing else on it (4 runs of 3 rounds): 229 to 254 groups/s and 6.0 to 6.8
-ms of CPU per group, 5.9 to 6.6 times Ray's 37 to 42 (28 to 33 ms); an hour before, Ray had 56, of
-which that is 4.1 to 4.5 times. At the smaller sizes, once, before the turns and the warm-up: 4,976
-and 2,570 groups/s at 1 KB and 100 KB, 4.4 and 3.7 times Ray's (275 and 500 us of CPU per group,
-1/4.2 of Ray's). With the turns there is no quiet run yet. Under a load of 10 to 20 the actor alone
-took 104 to 117 us of CPU per group where it took 118 to 131 in the same minutes (the least of 24
-rounds of 200 groups, four times), and the process wrote 24% fewer bytes; rates said nothing.
+    over a link         groups/s   CPU us per group           lag p50    p99   most
+    1 KB    ours           3,458                383               0.7    6.7   18.5
+    1 KB    in Ray           995              1,342    ours: 4.0 times the rate, 1/4.0 of the CPU
+    100 KB  ours           2,763                500               0.7    4.9   12.6
+    100 KB  in Ray           639              2,225    ours: 4.6 times the rate, 1/4.7 of the CPU
+    10 MB   ours             174              7,167               0.7    6.5    7.3
+    10 MB   in Ray            57             21,333    ours: 3.1 times the rate, 1/3.0 of the CPU
+
+With the thread, at 10 MB: 229 to 254 groups/s and 6.0 to 6.8 ms of CPU, 5.9 to 6.6 times Ray's 37
+to 42 (4 runs of 3 rounds). At 1 KB the rate is 3,600 or 5,000 to 5,300 with the same CPU; why was
+not found (one core or two, perhaps). At 5,007 and 3,072 groups/s (1 KB and 100 KB) it was 4.6 and
+4.5 times Ray's, and 3.8 and 3.5 times that of a client that keeps two gets on their way; with room
+for 32 groups on both sides 4.7 and 3.9 times, and 3.4 and 3.2.
 
 Where the time goes: the buffer's process is the bound, at 1 KB it is busy for three times as long
 per group as the other one. Of its CPU, two thirds are Python, 13% the kernel, 10% SQLite itself; at
