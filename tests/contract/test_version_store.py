@@ -46,6 +46,20 @@ def test_numbers_rise_from_zero_whatever_becomes_of_them(store: VersionStore) ->
     assert store.record(3) is None
 
 
+def test_a_version_comes_with_its_burnt_ancestors_down_to_the_first_live_one(
+    store: VersionStore,
+) -> None:
+    term = store.acquire_term("trainer-0", "a", 0.0)
+    for version in range(5):
+        store.reserve(term, version, version - 1 if version else None, 0.0)
+        if version < 2:
+            store.commit(version, f"d{version}", 0.0)
+        else:
+            store.burn(version, "no engine", 0.0)
+    found = store.with_burnt_ancestors((4, 3, 9))
+    assert [record.version for record in found] == [4, 3, 2, 1]
+
+
 def test_newest_live_skips_the_reserved_and_the_burnt(store: VersionStore) -> None:
     assert store.newest_live() is None
     term = store.acquire_term("trainer-0", "a", 0.0)

@@ -122,8 +122,7 @@ class VersionRegistry(Actor[RegistryMessage | StopWaiting]):
                 self.log.warning("version_burnt", version=message.version, reason=message.reason)
                 return VersionBurnt(message.version)
             case DescribeLineage():
-                found = (self._store.record(version) for version in message.versions)
-                return LineageDescribed(tuple(record for record in found if record is not None))
+                return LineageDescribed(self._store.with_burnt_ancestors(message.versions))
             case DescribeRun():
                 return RunDescribed(self._store.run, self._config, self._status())
             case RoleReported():

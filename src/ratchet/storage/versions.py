@@ -10,7 +10,7 @@ newest term reserves and commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -179,6 +179,20 @@ class VersionStore:
         """Return every version that was ever reserved, ascending."""
         rows = self._sql.execute("SELECT * FROM versions ORDER BY version")
         return tuple(_record(row) for row in rows)
+
+    def with_burnt_ancestors(self, versions: Iterable[PolicyVersion]) -> tuple[VersionRecord, ...]:
+        """Return these versions, less unknown ones, and the ancestors of each down to the first
+        live one: roles are told of those that are live, and would ask for the others one by one.
+        """
+        found: dict[PolicyVersion, VersionRecord] = {}
+        for version in versions:
+            record = self.record(version)
+            while record is not None and record.version not in found:
+                found[record.version] = record
+                if record.state == "live" or record.parent is None:
+                    break
+                record = self.record(record.parent)
+        return tuple(found.values())
 
     def record(self, version: PolicyVersion) -> VersionRecord | None:
         """Return one version, or None if the number was never given."""
