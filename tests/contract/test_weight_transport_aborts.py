@@ -137,15 +137,24 @@ def test_a_cancelled_send_frees_the_engines(transport: str) -> None:
     async def main() -> None:
         async with Fleet(transport, 2) as fleet:
             await fleet.sync_well()
+            go_on, reached = threading.Event(), threading.Event()
+
+            def wait(names: Sequence[str]) -> None:
+                reached.set()
+                assert go_on.wait(20)
+
+            fleet.source.on_read = wait
             absent, here = fleet.sinks
             send, loads = fleet.start(absent=[absent])
-            await asyncio.sleep(0)
+            await asyncio.to_thread(reached.wait, 10)  # else it may be there before the end
             send.cancel()
             async with within(2):
                 with pytest.raises(TransferFailed, match="given up"):
                     await loads[here]
                 await asyncio.wait([send])
             assert send.cancelled()
+            go_on.set()
+            fleet.source.on_read = lambda names: None
             await fleet.sync_well()
 
     run(main)
