@@ -5,7 +5,6 @@ Links, stores, leases and the weight transport are the real ones; only the engin
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 import time
@@ -28,6 +27,7 @@ from ratchet.backends.rollout.fake import FakeEngine
 from ratchet.config import Config
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.embed_link import BackgroundLoop
+from ratchet.runtime.process_node import process_node
 from ratchet.runtime.rundir import Links, create_run_directory, write_links
 from ratchet.storage.groups import GroupRow, read_groups
 from ratchet.storage.ledger import GroupLedger
@@ -126,22 +126,15 @@ class MiniRun:
             ask_timeout_s=10.0,
         )
         incarnation = uuid.uuid4().hex[:12]
-        node = Node(
-            name=name,
-            incarnation=incarnation,
+        node = process_node(
+            system,
+            name,
+            incarnation,
             address=Address("unix", f"{self._sockets.name}/{name}.sock"),
             key=self._credentials.key,
             run_id="mini",
-            local=system.local,
-            locate=system.book.locate,
-            is_newest=system.book.is_newest,
-            dead_letters=system.dead_letters,
-            new_id=system.new_id,
-            random_bytes=os.urandom,
-            log=self.log,
             wire=SocketWire(self._credentials),
         )
-        system.remote = node
         system.book.learn("registry", str(self.registry))
         await node.start()
         self.nodes[name] = node

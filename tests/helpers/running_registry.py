@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from pathlib import Path
 
 from tests.helpers.actors import RecordingLog, make_system
 
 from ratchet.actors.version_registry import VersionRegistry
+from ratchet.runtime.process_node import process_node
 from ratchet.runtime.reporter import Reporter
 from ratchet.storage.versions import VersionStore
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import Credentials, load_token
-from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.wire import SocketWire
 from ratchet.types import RoleInfo
 
@@ -44,22 +43,16 @@ class RunningRegistry:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         system = make_system(log=self.log)
-        node = Node(
-            name="registry",
-            incarnation="life-1",
+        node = process_node(
+            system,
+            "registry",
+            "life-1",
             address=Address.parse(self.address),
             key=self._credentials.key,
             run_id="run-7",
-            local=system.local,
-            locate=system.book.locate,
-            is_newest=system.book.is_newest,
-            dead_letters=system.dead_letters,
-            new_id=system.new_id,
-            random_bytes=os.urandom,
-            log=self.log,
             wire=SocketWire(self._credentials),
         )
-        system.remote, system.links = node, node.links
+        system.links = node.links
         await node.start()
         self.address = str(node.address)
         store = VersionStore.open(None, run="run-7")
