@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.simulation.mutants.base import Patches, mutant
+from tests.simulation.ordinary import ordinary
 from tests.simulation.weight_ends import RecordingSender
+from tests.simulation.world import Delays
 
 from ratchet.actors import transfer
 from ratchet.actors.publisher import Publisher
@@ -190,7 +192,13 @@ def lost_engine_holds() -> Patches:
     return [(transfer, "_judge", kindly)]
 
 
-@mutant("a step changes the weights while they are read", seed=467, slow=True)
+@mutant(
+    "a step changes the weights while they are read",
+    world=ordinary(  # the next batch is there already, and its step ends before the first bucket
+        delays=Delays(step_s=0.1, move_s=2.0, token_s=0.05),
+        buffer={"max_staleness": 4, "capacity_factor": 4.0},
+    ),
+)
 def weights_change_while_they_are_read() -> Patches:
     @asynccontextmanager
     async def at_once(self: Any) -> Any:
