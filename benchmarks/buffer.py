@@ -288,6 +288,8 @@ async def serve(directory: Path, capacity: int, others: dict[str, str]) -> None:
     config = make_config(capacity)
     found.append(BufferActor.start(system, role, config=config, prompts=prompts, ledger=ledger))
     print(json.dumps(str(node.address)), flush=True)
+    gc.collect()  # as in the process of a role
+    gc.freeze()
     loop = asyncio.get_running_loop()
     end = loop.run_in_executor(None, sys.stdin.read)
     lags = []

@@ -23,6 +23,10 @@ from urllib.parse import quote
 from ratchet.errors import UserError
 
 _META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;"
+_PAGE_BYTES = 2048
+"""Half of what SQLite takes by itself: a commit writes whole pages, for a row or two in each. A file
+keeps the size that it was made with.
+"""
 _CACHE_KIB = 64 * 1024
 """The ledger of a large run is more than the 2 MB that SQLite keeps by itself."""
 
@@ -245,6 +249,7 @@ def _connect(target: str) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection, schema: Schema, run: str | None) -> None:
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     connection.executescript(
         f"BEGIN; {_META} {schema.tables}; PRAGMA user_version = {schema.version}; COMMIT;"
     )

@@ -8,7 +8,7 @@ and received piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -55,45 +55,40 @@ def _largest(message: Message) -> int:
     )
 
 
-def _leaves(array: Packed, least: int) -> bool:
-    # what could change while it waits is copied at once
-    return len(array.data) >= least and is_lasting(array.data)
-
-
 def take_out(message: Message) -> tuple[Message, tuple[int, ...], tuple[Array, ...]]:
     """Return the message without its large arrays, their places among all its arrays, and them."""
     if _largest(message) < LEAST_BYTES:
         return message, (), ()
     arrays = _arrays(message)
-    total = sum(len(array.data) for array in arrays)
-    least = LEAST_BYTES if total >= SHARED_BYTES else ARRAY_BYTES
-    slots = tuple(slot for slot, array in enumerate(arrays) if _leaves(array, least))
+    sizes = [len(array.data) for array in arrays]
+    least = LEAST_BYTES if sum(sizes) >= SHARED_BYTES else ARRAY_BYTES
+    # what could change while it waits is copied at once
+    slots = tuple(
+        slot for slot, size in enumerate(sizes) if size >= least and is_lasting(arrays[slot].data)
+    )
     if not slots:
         return message, (), ()
-    return _lighten(message, least), slots, tuple(arrays[slot].data for slot in slots)
+    taken = tuple(arrays[slot].data for slot in slots)
+    for slot in slots:
+        arrays[slot] = Packed(arrays[slot].dtype, b"")
+    return _with(message, iter(arrays)), slots, taken
 
 
-def _lighten(message: Message, least: int) -> Message:
+def _with(message: Message, arrays: Iterator[Packed]) -> Message:
+    """Return the message with these arrays in the place of its own."""
     if isinstance(message, GroupFinished):
-        return replace(message, group=_lighten_group(message.group, least))
+        return replace(message, group=_group_with(message.group, arrays))
     if isinstance(message, BatchReady):
-        groups = tuple(_lighten_group(group, least) for group in message.batch.groups)
+        groups = tuple(_group_with(group, arrays) for group in message.batch.groups)
         return replace(message, batch=replace(message.batch, groups=groups))
     return message
 
 
-def _lighten_group(group: RolloutGroup, least: int) -> RolloutGroup:
-    rollouts = tuple(_lighten_rollout(rollout, least) for rollout in group.rollouts)
+def _group_with(group: RolloutGroup, arrays: Iterator[Packed]) -> RolloutGroup:
+    rollouts = tuple(
+        replace(rollout, **dict(zip(_NAMES, arrays, strict=False))) for rollout in group.rollouts
+    )
     return replace(group, rollouts=rollouts)
-
-
-def _lighten_rollout(rollout: Rollout, least: int) -> Rollout:
-    large = {
-        name: Packed(array.dtype, b"")
-        for name, array in zip(_NAMES, _of_rollout(rollout), strict=True)
-        if _leaves(array, least)
-    }
-    return replace(rollout, **large) if large else rollout
 
 
 def put_in(message: Message, slots: Sequence[int], arrays: Sequence[Array]) -> None:

@@ -20,7 +20,7 @@ from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""
-_FILL_BYTES: Final = 256 << 10
+_FILL_BYTES: Final = 512 << 10
 """So much is copied into shared memory in one go."""
 _THREAD_BYTES: Final = 1 << 20
 """To copy so much is worth a thread's while, if there is one."""

@@ -131,22 +131,24 @@ class Loan:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._files: dict[File, int] = {}
         """and their indices"""
-        self._todo: deque[memoryview] = deque()
+        self._todo: deque[Array] = deque()
         """what its own file lacks, up to the end"""
         self._done = 0
         self.names: list[FileName] = []
         self.places: list[Place] = []
-        size = 0
+        size, own = 0, -1
         for array in arrays:
-            found = _place_in(array)
+            found = None if type(array) is bytes else _place_in(array)
             if found is not None:
                 self.places.append(Place(self._index(found[0].file), found[1], len(array)))
                 continue
-            if not size:
+            if own < 0:
                 self._own = _new_file()
-            self.places.append(Place(self._index(self._own), size, len(array)))
-            gap = -len(array) % _ALIGN
-            self._todo += memoryview(array), memoryview(bytes(gap))
+                own = self._index(self._own)
+            self.places.append(Place(own, size, len(array)))
+            self._todo.append(array)
+            if gap := -len(array) % _ALIGN:
+                self._todo.append(bytes(gap))
             size += len(array) + gap
         self.num_bytes = size
         """how many are to be copied"""
@@ -171,11 +173,13 @@ class Loan:
                 fcntl.fcntl(self._own.fd, fcntl.F_ADD_SEALS, _seals())
         return self._done == self.num_bytes
 
-    def _head(self, num_bytes: int) -> list[memoryview]:
+    def _head(self, num_bytes: int) -> list[Array]:
         """Return what is to be written next, in at most so many bytes."""
-        parts = []
+        if num_bytes == self.num_bytes - self._done and len(self._todo) <= _MOST_PARTS:
+            return list(self._todo)
+        parts: list[Array] = []
         for part in itertools.islice(self._todo, _MOST_PARTS):
-            parts.append(part[:num_bytes])
+            parts.append(memoryview(part)[:num_bytes])
             num_bytes -= len(part)
             if num_bytes <= 0:
                 break
@@ -184,10 +188,13 @@ class Loan:
     def _advance(self, num_bytes: int) -> None:
         """Forget what is written."""
         self._done += num_bytes
+        if self._done == self.num_bytes:
+            self._todo.clear()
+            return
         while self._todo and num_bytes >= len(self._todo[0]):
             num_bytes -= len(self._todo.popleft())
         if num_bytes:
-            self._todo[0] = self._todo[0][num_bytes:]
+            self._todo[0] = memoryview(self._todo[0])[num_bytes:]
 
 
 def _seals() -> int:

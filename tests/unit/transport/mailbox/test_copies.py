@@ -46,8 +46,10 @@ class Gate:
 
         monkeypatch.setattr(Loan, "fill", held)
 
-    async def has_begun(self) -> None:
-        await self._has_begun.wait()
+    async def has_begun(self, count: int = 1) -> None:
+        while len(self.begun) < count:
+            self._has_begun.clear()
+            await self._has_begun.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -73,17 +75,17 @@ def on_sockets(directory: Path, scene: Callable[[Town], Coroutine[Any, Any, None
     asyncio.run(play())
 
 
-def test_one_thread_fills_one_loan_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_fill_a_loan_each(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         gate, copies = Gate(monkeypatch), Copies()
-        loans = [Loan([b"x" * 100_000]) for _ in range(3)]
+        loans = [Loan([b"x" * 100_000]) for _ in range(4)]
         ends = [copies.start(loan) for loan in loans]
-        await gate.has_begun()
-        assert len(threads()) == 1
-        assert gate.begun == loans[:1]
+        await gate.has_begun(2)
+        assert len(threads()) == 2
+        assert set(gate.begun) == set(loans[:2])
         gate.opened.set()
-        assert await asyncio.gather(*ends) == [True] * 3
-        assert gate.begun == loans
+        assert await asyncio.gather(*ends) == [True] * 4
+        assert set(gate.begun) == set(loans)
         copies.close()
 
     asyncio.run(scene())
@@ -94,14 +96,14 @@ def test_the_end_waits_for_what_is_being_copied_and_begins_nothing(
 ) -> None:
     async def scene() -> None:
         gate, copies = Gate(monkeypatch), Copies()
-        first, second = [copies.start(Loan([b"x" * 100_000])) for _ in range(2)]
-        await gate.has_begun()
+        *begun, last = [copies.start(Loan([b"x" * 100_000])) for _ in range(3)]
+        await gate.has_begun(2)
         asyncio.get_running_loop().call_soon(gate.opened.set)
         await asyncio.to_thread(copies.close)
-        assert await first
+        assert await asyncio.gather(*begun) == [True] * 2
         with pytest.raises(asyncio.CancelledError):
-            await second
-        assert len(gate.begun) == 1
+            await last
+        assert len(gate.begun) == 2
 
     asyncio.run(scene())
 
