@@ -24,8 +24,8 @@ from ratchet.errors import UserError
 
 _META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;"
 _PAGE_BYTES = 2048
-"""Half of what SQLite takes by itself: a commit writes whole pages, for a row or two of each. A file
-keeps the size that it was made with.
+"""Half of SQLite's default: a commit writes whole pages, for a row or two of each. A file keeps the
+size that it was made with.
 """
 _CACHE_KIB = 64 * 1024
 """The ledger of a large run is more than the 2 MB that SQLite keeps by itself."""
