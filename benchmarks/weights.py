@@ -98,6 +98,7 @@ async def throughput(
     senders: dict[Cell, WeightSender] = {}
     results: dict[Cell, list[Result]] = defaultdict(list)
     floors: dict[str, list[Result]] = defaultdict(list)
+    digested: dict[str, list[Result]] = defaultdict(list)
     for number in range(rounds + 1):  # the first one warms everything up
         for cell in cells:
             config = cell.config(bucket_mib)
@@ -105,11 +106,15 @@ async def throughput(
                 senders[cell] = open_sender(config, HOST, fleet.source)
             result = await fleet.sync(senders[cell], config, adopt=cell.adopt)
             results[cell].append(result)
-            floor = fleet.floor(FLOORS[cell.kind], result.sizes)
+            kind = FLOORS[cell.kind]
+            floor = fleet.floor(kind, result.sizes)
+            with_digests = fleet.floor(kind, result.sizes, digests=cell.kind != "shared")
             if number:
                 floors[cell.kind].append(floor)
+                digested[cell.kind].append(with_digests)
     for cell in cells:
-        report(model, num_receivers, bucket_mib, cell, results[cell], floors[cell.kind])
+        of_kind = floors[cell.kind], digested[cell.kind]
+        report(model, num_receivers, bucket_mib, cell, results[cell], *of_kind)
     for sender in senders.values():
         await sender.close()
     fleet.close()
@@ -122,9 +127,10 @@ def report(
     cell: Cell,
     results: list[Result],
     floors: list[Result],
+    digested: list[Result],
 ) -> None:
     first, *later = results
-    floor = statistics.median(f.wall_s for f in floors)
+    floor, with_digests = (statistics.median(f.wall_s for f in each) for each in (floors, digested))
     whole, waited, paused, cpu = (
         statistics.median(getattr(result, name) for result in later)
         for name in ("wall_s", "waited_s", "paused_s", "cpu_s")
@@ -134,7 +140,8 @@ def report(
     print(
         f"{model:5} {num_receivers} x {cell.kind:9} {bucket_mib:4g} MiB x {len(first.sizes):3}"
         f" {'adopted' if cell.adopt else 'copied':7}: floor {gigabytes / floor:5.2f} GB/s,"
-        f" whole {gigabytes / whole:5.2f} ({floor / whole:4.0%}, best {best:4.0%}),"
+        f" whole {gigabytes / whole:5.2f} ({floor / whole:4.0%}, best {best:4.0%},"
+        f" {with_digests / whole:4.0%} of one with digests),"
         f" waited {waited / whole:4.0%}, paused {paused / whole:4.0%},"
         f" cpu {cpu:4.2f} s (floor {statistics.median(f.cpu_s for f in floors):4.2f}),"
         f" memory {first.trainer_mib:4.0f} and {first.engine_mib:4.0f} MiB",

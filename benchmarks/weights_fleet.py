@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
@@ -20,6 +19,7 @@ from ratchet.transport.weights.base import LoadReport, TensorSpec, WeightReceive
 from ratchet.transport.weights.buckets import dtype_name
 from ratchet.transport.weights.registry import open_receiver
 from ratchet.types import PauseMode, WeightManifest, WeightRoute
+from weights_floors import Buffers, Floor, bare_group, bare_loop, copy_model
 
 HOST = "127.0.0.1"
 
@@ -125,11 +125,6 @@ class Sync(msgspec.Struct, tag=True):
     adopt: bool
 
 
-class Floor(msgspec.Struct, tag=True):
-    kind: str
-    sizes: tuple[int, ...]
-
-
 class Join(msgspec.Struct, tag=True):
     port: int
     rank: int
@@ -170,7 +165,7 @@ class EngineProcess:
         self.engine = engine
         self.receivers: dict[str, WeightReceiver] = {}
         self.group: Any = None
-        self.buffer = torch.zeros(0, dtype=torch.uint8)
+        self.buffers = Buffers()
 
     async def serve(self) -> None:
         while (data := await asyncio.to_thread(self.conn.recv_bytes)) != b"exit":
@@ -191,12 +186,11 @@ class EngineProcess:
             await receiver.close()
 
     def floor(self, command: Floor) -> None:
-        if len(self.buffer) < max(command.sizes):
-            self.buffer = torch.full((max(command.sizes),), 1, dtype=torch.uint8)
+        buffers = self.buffers.of(max(command.sizes))
         if command.kind == "memcpy":
-            copy_model(self.engine.model.tensors, self.buffer)
+            copy_model(self.engine.model.tensors, buffers[0])
         else:
-            bare_loop(self.group, command.kind, self.buffer, command.sizes)
+            bare_loop(self.group, command, buffers)
 
     async def receive(self, command: Sync) -> LoadReport:
         if command.config not in self.receivers:
@@ -206,33 +200,6 @@ class EngineProcess:
         return await self.receivers[command.config].receive(
             command.manifest, command.route, self.engine, "in_place"
         )
-
-
-def bare_group(store: Any, rank: int, size: int) -> Any:
-    return dist.ProcessGroupGloo(dist.PrefixStore("bare", store), rank, size, timedelta(minutes=5))
-
-
-def bare_loop(group: Any, kind: str, buffer: torch.Tensor, sizes: Sequence[int]) -> None:
-    for size in sizes:
-        data = [buffer[:size]]
-        if kind == "broadcast":
-            group.broadcast(data, dist.BroadcastOptions()).wait()
-        elif group.rank():
-            group.recv(data, 0, 0).wait()
-        else:
-            for work in [group.send(data, rank, 0) for rank in range(1, group.size())]:
-                work.wait()
-
-
-def copy_model(tensors: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> None:
-    """Write every parameter once, from one buffer after another, as a load does."""
-    start = 0
-    for tensor in tensors.values():
-        size = tensor.numel() * tensor.element_size()
-        if start + size > len(buffer):
-            start = 0
-        tensor.view(-1).view(torch.uint8).copy_(buffer[start : start + size])
-        start += size
 
 
 class Result(NamedTuple):
@@ -265,22 +232,22 @@ class Fleet:
             conn.send_bytes(msgspec.msgpack.encode(Join(self.store.port, rank, size)))
         self.group = bare_group(self.store, 0, size)
         self.collect()
-        self.buffer = torch.zeros(0, dtype=torch.uint8)
+        self.buffers = Buffers()
         self.version = 0
 
     def collect(self) -> list[Done]:
         return [msgspec.msgpack.decode(conn.recv_bytes(), type=Done) for conn in self.conns]
 
-    def floor(self, kind: str, sizes: Sequence[int]) -> Result:
-        """Move the same bytes, and nothing else."""
-        if len(self.buffer) < max(sizes):
-            self.buffer = torch.full((max(sizes),), 1, dtype=torch.uint8)
+    def floor(self, kind: str, sizes: Sequence[int], *, digests: bool = False) -> Result:
+        """Move the same bytes, and nothing else, or compute their digests as well."""
+        floor = Floor(kind, tuple(sizes), digests)
+        buffers = self.buffers.of(max(sizes))
         peak, start, cpu = Peak(), perf_counter(), process_time()
         for conn in self.conns:
-            conn.send_bytes(msgspec.msgpack.encode(Floor(kind, tuple(sizes))))
+            conn.send_bytes(msgspec.msgpack.encode(floor))
         if kind != "memcpy":
-            bare_loop(self.group, kind, self.buffer, sizes)
-        return self.result(self.collect(), peak, start, cpu, tuple(sizes))
+            bare_loop(self.group, floor, buffers)
+        return self.result(self.collect(), peak, start, cpu, floor.sizes)
 
     async def sync(
         self, sender: WeightSender, config: WeightsConfig, *, adopt: bool = True
