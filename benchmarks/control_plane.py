@@ -14,15 +14,15 @@ the ledger on a file).
 A batch is half of what is in flight, as it has to be to keep the engines busy: versions per group
 fall as engines rise, and what a version costs (a message to each engine) stays the same per group.
 
-Measured on two quiet cores (load 1, niceness -10), one round. us of CPU, with ledger and versions
-in memory, and on files:
+Measured on two quiet cores (load 1), one round. us of CPU, with ledger and versions in memory, and
+on files:
 
                           in memory                          on files
     engines    groups     per group  of 10's   join  leave   per group  of 10's   join  leave
-         10    10,000          86.8     1.00    117    161       108.1     1.00    194    167
-        100    20,000          76.2     0.89     50    126        89.4     0.82     64    128
-      1,000   100,000          80.8     0.94     43    128        88.9     0.82     50    132
-     10,000   100,000          96.7     1.10     42    132       105.0     0.93     51    135
+         10    10,000          72.7     1.00    116    161        89.4     1.00    187    167
+        100    20,000          65.0     0.89     50    128        82.6     0.91     64    144
+      1,000   100,000          69.3     0.95     44    127        83.1     0.91     50    133
+     10,000   100,000          80.7     1.12     42    131        97.3     1.07     50    138
 
 It was 1.41 and 1.26 at 10,000 engines (80.4 and 114.0 us in memory, 102.8 and 131.0 on files). What
 grew, found by sampling the process with perf and by timing each collection (gc.callbacks), at 10
@@ -37,8 +37,8 @@ engines beside 10,000, on a loaded machine:
 * The rest has no one place: lookups in dicts, comparisons and copies that miss the caches (1 to 3
   us each, in `_Py_dict_lookup`, `PyObject_RichCompare`, `memmove`, and in the ledger's table).
 
-Memory at the peak, measured earlier: 1019, 877 and 780 bytes per open group for 100, 1,000 and
-10,000 engines (800, 8,000 and 80,000 groups open).
+Memory at the peak: 1,820, 1,169, 990 and 935 bytes per open group for 10, 100, 1,000 and 10,000
+engines (80, 800, 8,000 and 80,000 groups open).
 """
 
 import argparse

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from ratchet.errors import ProtocolError
+from ratchet.transport.mailbox.huge_pages import HUGE_BYTES, use_huge_pages
 
 SHARED_BYTES: Final = 256 << 10
 """Arrays of a message that have so many bytes together are shared; to copy fewer is no dearer."""
@@ -165,6 +166,8 @@ class Loan:
         Raises:
             OSError: there is no memory for them.
         """
+        if not self._done and self.num_bytes >= HUGE_BYTES:
+            use_huge_pages(self._own.fd, self.num_bytes)
         # written and not mapped: pages that are overwritten whole are not cleared first
         end = min(self._done + num_bytes, self.num_bytes)
         while self._done < end:
