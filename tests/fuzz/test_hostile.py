@@ -57,8 +57,8 @@ async def under_attack(limits: Limits = LIMITS) -> AsyncIterator[tuple[Town, Hos
                     await asyncio.sleep(0.01)
             assert not honest.done(), honest
             assert set(victim.node._connections) == {
-                victim.node._peers["friend"]._connection,
-                *(peer._connection for peer in victim.node._peers.values() if peer.connected),
+                victim.node._peers["friend"]._out.connection,
+                *(peer._out.connection for peer in victim.node._peers.values() if peer.connected),
             }
     finally:
         honest.cancel()

@@ -165,7 +165,7 @@ class Sender:
     async def watch(self) -> None:
         """Keep a watch on each life of the receiver."""
         question = BurnVersion(self._orders.life, -1, self._orders.name)
-        while self._node._peer(self._receiver).failure is None:
+        while self._node._peer(self._receiver).refusal.error is None:
             self._gone.clear()
             try:
                 await self._ref.ask(question, block=False, timeout=60.0)

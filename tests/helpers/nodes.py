@@ -130,7 +130,7 @@ class Host:
         if node._listener is not None:
             node._listener.close()
         for peer in node._peers.values():
-            peer._connection = None
+            peer._out.connection = None
             peer._dialler._stopped = True
         for connection in tuple(node._connections):
             connection.abort()

@@ -231,7 +231,7 @@ class Node:
             peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
             peer.incarnation = self._former.pop(name, None)
             if self._closed:
-                peer.failure = ActorDead(f"{self.name} has stopped")
+                peer.refusal.note(ActorDead(f"{self.name} has stopped"))
         return peer
 
     def _tick(self) -> None:

@@ -35,16 +35,12 @@ from ratchet.transport.mailbox.dial import Dialler
 from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.outgoing import Outgoing
+from ratchet.transport.mailbox.refusal import Refusal
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import Array, Loan, Unreadable
+from ratchet.transport.mailbox.shared import Array, Unreadable
 
 _MAX_RETIRED: Final = 64
-_GATHER_S: Final = 50e-6
-"""What follows on a write within this time waits for what else this turn of the loop sends."""
-_GATHER_BYTES: Final = 16 << 10
-"""Gathered messages of this size are written at once: the peer need not wait for all of them."""
-_TURN_BYTES: Final = 1 << 20
-"""After so many bytes other work of the loop comes first, however fast the socket takes them."""
 
 SessionKey = tuple[str, str | None]
 
@@ -57,8 +53,6 @@ class Peer:
         self.incarnation: str | None = None
         self.gone: RatchetError | None = None
         """how its last life ended; None before the first and during each"""
-        self.failure: RatchetError | None = None
-        """why it will not be dialled again"""
         self.silent_s = 0.0
         """how long nothing has arrived on an open connection"""
         self.session = Session(new_life(), limits)
@@ -66,26 +60,19 @@ class Peer:
         self._limits = limits
         self._new_life = new_life
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self.refusal = Refusal(lambda: hub.where(name), self._loop.time)
+        self._out = Outgoing(self.session, limits.ack_delay_s, hub.copy)
         self._opened_at = 0.0
         self._cut_at: float | None = None
         self._stale: Address | None = None
         """what was last told of where it listens, if that was of another life of it: the very
         object, as the next life may tell of the same place
         """
-        self._refused_at: Address | None = None
-        self._replaced_till: float | None = None
-        """until when it is not asked again whether this node was replaced"""
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
         self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
         self._earlier: deque[str] = deque(maxlen=_MAX_RETIRED)
         """incarnations that had a session with this life of ours, before the present one"""
-        self._gathering = False
-        self._gathered_bytes = 0
-        self._written_at = -1.0
-        self._ack_timer: asyncio.TimerHandle | None = None
         self._heard = False
-        self._wrote = False
 
     @property
     def session_key(self) -> SessionKey:
@@ -97,12 +84,12 @@ class Peer:
         """Why nothing can be told to it now: it will not be dialled again, or its last life is over
         and no other has begun.
         """
-        return self._still_refused() or self.gone
+        return self.refusal.error or self.gone
 
     @property
     def connected(self) -> bool:
         """A connection is open."""
-        return self._connection is not None
+        return self._out.connection is not None
 
     # --- sending
 
@@ -112,86 +99,21 @@ class Peer:
         """
         now = self._loop.time()
         item = Item(envelope, now + self._limits.delivery_s, arrays)
-        if self.failure is not None and (refusal := self._still_refused()):
+        if refusal := self.refusal.error:
             self._hub.lost(self, [item], refusal)
         elif item.num_bytes > self._limits.message_bytes:
             text = f"{item.num_bytes} bytes; a message may have {self._limits.message_bytes}"
             self._hub.lost(self, [item], ProtocolError(text))
-        elif not (self._is_free(now) and self._pass_through(lane, item)):
+        elif not self._out.write_now(lane, item, now):
             self._queue(lane, item)
-
-    def _is_free(self, now: float) -> bool:
-        """Tell whether a message would be written at once: it comes alone, and there is room."""
-        connection = self._connection
-        if connection is None or connection.paused or self._gathering:
-            return False
-        alone = now - self._written_at >= _GATHER_S
-        self._written_at = now
-        return alone
-
-    def _pass_through(self, lane: int, item: Item) -> bool:
-        frame = self.session.pass_through(lane, item)
-        if frame is None or self._connection is None:
-            return False
-        self._write(self._connection, frame)
-        return True
 
     def _queue(self, lane: int, item: Item) -> None:
         if not self.session.push(lane, item):
             self._hub.lost(self, [item], ActorDead(f"too much waits for {self.name} already"))
-        elif self._connection is None:
+        elif self._out.connection is None:
             self._dialler.start()
-        elif self._gathering:
-            self._gathered_bytes += len(item.body)
-            if self._gathered_bytes >= _GATHER_BYTES:
-                self._pump()
         else:
-            self._gather()
-
-    def _gather(self) -> None:
-        """Write at the end of this turn of the loop."""
-        if not self._gathering:
-            self._gathering = True
-            self._gathered_bytes = 0
-            self._loop.call_soon(self._on_gathered)
-
-    def _on_gathered(self) -> None:
-        self._gathering = False
-        self._pump()
-
-    def _pump(self) -> None:
-        """Write until the session has no more, the socket is full, or others must have a turn."""
-        connection = self._connection
-        if connection is None:
-            return
-        self._gathered_bytes = 0
-        left = _TURN_BYTES
-        while not connection.paused and (frame := self.session.pull()) is not None:
-            if frame:
-                self._write(connection, frame)
-            left -= len(frame) or _TURN_BYTES
-            if left <= 0:
-                self._gather()
-                return
-
-    def _copy(self, loan: Loan) -> asyncio.Future[bool]:
-        copying = self._hub.copy(loan)
-        copying.add_done_callback(self._on_copied)
-        return copying
-
-    def _on_copied(self, copying: asyncio.Future[bool]) -> None:
-        if not copying.cancelled():
-            copying.exception()  # the lane sees it, if it still has the message
-        self._pump()
-
-    def _write(self, connection: Connection, frame: bytes | bytearray) -> None:
-        self._wrote = True
-        connection.write(frame)
-
-    def _on_ack_timer(self) -> None:
-        self._ack_timer = None
-        if self._connection is not None and self.session.owes:
-            self._write(self._connection, self.session.ack())
+            self._out.queued(item)
 
     # --- what the connection tells
 
@@ -206,24 +128,19 @@ class Peer:
         if envelopes:
             self._hub.deliver(self, envelopes)
         if session.has_more:
-            self._gather()
+            self._out.gather()
         elif session.idle:
             self._hub.settled()
-        if not session.owes:
-            return
-        if session.owes_much:
-            self._write(connection, session.ack())
-        elif self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(self._limits.ack_delay_s, self._on_ack_timer)
+        self._out.acknowledge()
 
     def on_room(self) -> None:
         """The socket takes bytes again."""
-        self._pump()
+        self._out.pump()
 
     def on_broken(self, connection: Connection, error: ProtocolError) -> None:
         """What the peer sends cannot be followed, and sending it again would not mend that."""
         connection.abort()
-        if connection is self._connection:
+        if connection is self._out.connection:
             self._hub.log.error("link_broken", peer=self.name, error=str(error))
             self.end(ActorDead(f"the link to {self.name} broke: {error}"))
 
@@ -238,9 +155,9 @@ class Peer:
 
     def on_cut(self, connection: Connection) -> None:
         """The connection is gone: dial, to learn whether the peer is."""
-        if connection is not self._connection:
+        if connection is not self._out.connection:
             return
-        self._connection = None
+        self._out.connection = None
         self._cut_at = self._loop.time()
         self._news("link_cut", peer=self.name)
         self._dialler.start(yielding=self._hub.name > self.name)
@@ -280,7 +197,7 @@ class Peer:
         if previous_life is not None and previous_life != hello.incarnation:
             self._retire(previous_life, hello.incarnation)
             self._stale = self._hub.where(self.name)
-        previous, self._connection = self._connection, None
+        previous, self._out.connection = self._out.connection, None
         if self.session.knows_other(connection.handshake.peer_life):
             same = self.incarnation == hello.incarnation
             if previous_life is not None and not same:
@@ -293,20 +210,21 @@ class Peer:
             self.session.share(
                 lends=connection.handshake.lends,
                 files=connection.handshake.readable,
-                copy=self._copy,
+                copy=self._out.copy,
             )
             self.session.resume(connection.handshake.peer_life, connection.handshake.delivered)
         except ProtocolError as error:
             self.end(ActorDead(f"the link to {self.name} broke: {error}"))
             raise
         self.incarnation = hello.incarnation
-        self.gone = self.failure = self._cut_at = None
+        self.gone = self._cut_at = None
+        self.refusal.forget()
         self.silent_s = 0.0
-        self._connection = connection
+        self._out.connection = connection
         self._opened_at = self._loop.time()
         self._heard = True
         self._news("link_open", peer=self.name, incarnation=self.incarnation)
-        self._gather()
+        self._out.gather()
         return True
 
     def _prefers(self, connection: Connection) -> bool:
@@ -315,7 +233,7 @@ class Peer:
         They cross only if the older one opened within the time that a hello may take; after that
         the peer dials because it has lost the older one, whatever we still believe of it.
         """
-        current = self._connection
+        current = self._out.connection
         if current is None or current.handshake.peer is None or connection.handshake.peer is None:
             return True
         if current.handshake.peer.incarnation != connection.handshake.peer.incarnation:
@@ -330,43 +248,28 @@ class Peer:
 
     def _wants_connection(self) -> bool:
         """Something waits for the peer, or its fate is not known."""
-        return self._connection is None and (
+        return self._out.connection is None and (
             not self.session.idle or self.session.peer_life is not None
         )
 
     def on_absent(self) -> None:
         """Nobody is at its address: if it was there before, it is dead."""
         of_another = self._stale is not None and self._hub.where(self.name) is self._stale
-        if self.session.peer_life is not None and self._connection is None and not of_another:
+        if self.session.peer_life is not None and self._out.connection is None and not of_another:
             self.end(ActorDead(f"the process of {self.name} has ended"))
 
     def on_refused(self, error: RatchetError) -> None:
         """It will not have us, and asking again would not change that. Whoever knew us before and
         does not now is somebody else, at an address that was the peer's.
         """
-        if self._connection is not None:
+        if self._out.connection is not None:
             return
         if self.session.peer_life is not None and isinstance(error, AuthFailed):
             self.end(ActorDead(f"the process of {self.name} has ended: {error}"))
             return
         self._hub.log.error("link_refused", peer=self.name, error=str(error))
-        self.failure = error
-        self._refused_at = self._dialler.at
-        if isinstance(error, ActorDead):
-            self._replaced_till = self._loop.time() + self._limits.hello_s
+        self.refusal.note(error, self._dialler.at, self._limits.hello_s)
         self._give_up(error, life=self._new_life())
-
-    def _still_refused(self) -> RatchetError | None:
-        """Return why it will not be dialled. It will be, once it is said to listen elsewhere; and
-        who was refused as replaced asks again, as the registry may think otherwise.
-        """
-        if self._replaced_till is not None and self._loop.time() >= self._replaced_till:
-            self.failure = self._refused_at = self._replaced_till = None
-        if self._refused_at is not None and isinstance(self.failure, AuthFailed):
-            now = self._hub.where(self.name)
-            if now is not None and now != self._refused_at:
-                self.failure = self._refused_at = None
-        return self.failure
 
     # --- verdicts
 
@@ -383,7 +286,7 @@ class Peer:
         lost = self.session.end(life)
         self._cut_at = None
         self.silent_s = 0.0
-        connection, self._connection = self._connection, None
+        connection, self._out.connection = self._out.connection, None
         if connection is not None:
             connection.abort()
         self._hub.lost(self, lost, error)
@@ -407,15 +310,15 @@ class Peer:
                 f"{self._dialler.last_error}"
             )
             self._hub.lost(self, late, ActorDead(text))
-        if self._connection is not None:
-            self._tick_open(self._connection)
+        if self._out.connection is not None:
+            self._tick_open()
         elif self._cut_at is not None and now - self._cut_at >= self._limits.dead_s:
             self.end(ActorDead(f"{self.name} did not come back within {self._limits.dead_s:g} s"))
 
-    def _tick_open(self, connection: Connection) -> None:
-        if not self._wrote:
-            self._write(connection, self.session.ack())
-        self._wrote = False
+    def _tick_open(self) -> None:
+        if not self._out.wrote:
+            self._out.write_ack()
+        self._out.wrote = False
         if self._heard:
             self._heard = False
             self.silent_s = 0.0
@@ -435,7 +338,7 @@ class Peer:
     def spent(self) -> bool:
         """Nothing is known of it, and nothing waits for it, that a new `Peer` would not have."""
         return (
-            self._connection is None
+            self._out.connection is None
             and self.session.peer_life is None
             and self.session.idle
             and not self._retired
@@ -449,15 +352,14 @@ class Peer:
     async def close(self, reason: str) -> None:
         """Take leave of the peer, and account for what is left."""
         await self._dialler.stop()
-        connection, self._connection = self._connection, None
+        connection, self._out.connection = self._out.connection, None
         if connection is not None:
             if self.session.owes:  # what has arrived is not to be taken for lost
                 connection.write(self.session.ack())
             connection.write(pack(Bye(reason)))
             connection.close()
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-        error = self.failure = ActorDead(f"{self._hub.name} has stopped")
-        self._replaced_till = None
+        self._out.close()
+        error = ActorDead(f"{self._hub.name} has stopped")
+        self.refusal.note(error)
         self._hub.lost(self, self.session.end(self._new_life()), error)
         self._hub.ended(self, error)

@@ -225,7 +225,7 @@ def test_where_an_earlier_life_listened_says_nothing_of_the_next() -> None:
         reborn.node.ref("a").tell(BurnVersion(0, 1, ""))  # nobody has told where it is
         await a.inbox.has(2)
         peer = a.node._peer("b")
-        kept, peer._connection = peer._connection, None
+        kept, peer._out.connection = peer._out.connection, None
         peer.on_absent()
         assert peer.gone is None
         book.learn("b", str(reborn.node.address))

@@ -405,7 +405,7 @@ def test_dials_that_cross_lose_and_double_nothing() -> None:
         assert numbers(a.inbox.told) == numbers(b.inbox.told) == list(range(100))
         assert len(a.node._connections) == len(b.node._connections) == 1
         # the one that the smaller name has dialled
-        connection = a.node._peer("b")._connection
+        connection = a.node._peer("b")._out.connection
         assert connection is not None
         assert connection.handshake.dials
 
@@ -447,7 +447,7 @@ def test_a_peer_that_lost_the_connection_unseen_gets_a_new_one() -> None:
         peer.on_cut(old)  # and its end is not closed
         b.node.ref("a").tell(note(2))
         await a.inbox.has(1)
-        assert b.node._peer("a")._connection is not old
+        assert b.node._peer("a")._out.connection is not old
         assert not a.letters.all
 
     virtual(scene)
@@ -531,14 +531,14 @@ def test_a_peer_restarted_unseen_is_told_by_its_hello() -> None:
         a.node.ref("b").watch(a.inbox)
         a.node.ref("b").tell(note(0))
         await b.inbox.has(1)
-        old = a.node._peer("b")._connection
+        old = a.node._peer("b")._out.connection
         assert isinstance(town.wire, MemoryWire)
         town.wire.accepts.pop(b.node.address)
         reborn = await town.start("b")
         reborn.node.ref("a").tell(note(5))
         told = await a.inbox.has(2)
         assert told == [Down("b", "b has restarted"), note(5)]
-        assert a.node._peer("b")._connection is not old
+        assert a.node._peer("b")._out.connection is not old
         # and the old life, which still runs, is not let in again
         b.node.ref("a").tell(note(6))
         with pytest.raises(ActorDead, match="a newer process has taken the name b"):
@@ -836,7 +836,7 @@ def test_a_peer_that_breaks_the_protocol_is_given_up() -> None:
         a.node.ref("b").watch(a.inbox)
         a.node.ref("b").tell(note(1))
         await b.inbox.has(1)
-        connection = a.node._peer("b")._connection
+        connection = a.node._peer("b")._out.connection
         assert connection is not None
         connection.write(b"\x00\x00\x00\x01\xc1")
         [down] = await a.inbox.has(1)

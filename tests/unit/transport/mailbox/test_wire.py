@@ -214,7 +214,7 @@ def test_a_peer_that_holds_the_key_and_sends_random_frames_spoils_only_its_link(
             b.node.ref("a").tell(AbortLoad(0, 1, ""))
             before = len(a.inbox.told)
             await a.inbox.has(before + 1)
-            connection = b.node._peer("a")._connection
+            connection = b.node._peer("a")._out.connection
             assert connection is not None
             for _ in range(20):
                 stream = bytearray(rng.choice(honest))
