@@ -74,13 +74,14 @@ trainer/engines 0.5, 2.0
 Where ours is worse, and why. With room for 4 B (at a bound of 2 for 3 B) `bounded` takes as many
 steps as a windowed FIFO at the same bound, or more; at 4 and 8 on data as old or younger, at 1 and
 2 a step older. Of the 72 combinations of --full it takes fewer steps in one, at 4 above: the two
-differ by 10 s in 60 steps of this trace (46.8 against 46.9 an hour). Both wait for the same stragglers, and on four other traces (seeds 1 to 4) it is 43.3, 41.4, 47.1
-and 42.8 against 43.3, 41.3, 47.1 and 42.6. Room for 3 B costs up to 7% of the steps and saves a
-step of age. Room for 2 B, the default, is too little for `bounded` where lengths are short, steps
-long, or the bound is 8: a step that trains keeps the places of its batch until its version is
-there, so one batch only is generated meanwhile. All that keep a hard bound without a loss have far
-fewer steps than `mask`: they wait for stragglers, and nothing else would do (`ratchet.staleness`).
-AReaL's rule has no bound: at 4 it trains on data 16 steps old.
+differ by 10 s in 60 steps of this trace (46.8 against 46.9 an hour). Both wait for the same
+stragglers, and on four other traces (seeds 1 to 4) it is 43.3, 41.4, 47.1 and 42.8 against 43.3,
+41.3, 47.1 and 42.6. Room for 3 B costs up to 7% of the steps and saves a step of age. Room for 2 B,
+the default, is too little for `bounded` where lengths are short, steps long, or the bound is 8: a
+step that trains keeps the places of its batch until its version is there, so one batch only is
+generated meanwhile. All that keep a hard bound without a loss have far fewer steps than `mask`:
+they wait for stragglers, and nothing else would do (`ratchet.staleness`). AReaL's rule has no
+bound: at 4 it trains on data 16 steps old.
 """
 
 from __future__ import annotations
