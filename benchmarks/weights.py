@@ -40,20 +40,33 @@ engines that adopt:
            broadcast, p2p           54 to 65 %              25 to 31 %
            shared                   31 to 33 %              37 to 42 %
 
-On the same day, before pieces were cut and packed by the size of the group, `even`, 3 x broadcast
-reached 55 % with 1.02 s of CPU; the others were as they are now.
+The same by size of the buckets, and as a share of a bare loop that computes a digest of each bucket
+at both ends and does nothing else; `even`, engines that adopt, 5 rounds, on a day on which the
+floors were slower (1 engine 2.3 to 3.5 GB/s, 3 engines 1.1 to 1.3):
 
-What is met: 50 % of a copy, the pause of an engine that adopts (1 of 15 %), and the memory. What
-is not: 90 % of the bare loop, and 15 % for an engine that copies: its pause is writing and reading
-back all of the weights, 0.07 s, whatever the wire does.
+                      share of the floor           share of one with digests    shared
+                      1 x b'cast p2p  3 x b'cast p2p   1 x           3 x        1 x  3 x
+     16 MiB                76 %  70 %                  89 %  89 %               35 %
+     64 MiB                86 %  84 %    72 % 102 %    97 % 110 %    89 % 104 %  38 %  51 %
+    256 MiB                81 %  90 %                  85 %  93 %               49 %
+    512 MiB                76 %  78 %    74 %  86 %    87 %  94 %    92 % 103 %  43 %  50 %
+
+(qwen3, 64 MiB, 1 engine: 72 % and 93 % of the floor, 80 % and 92 % of one with digests, shared
+48 %.) So larger buckets gain nothing that lasts, beyond 64 MiB, but cost a trainer of several
+engines their memory.
+
+What is met: 50 % of a copy on a quiet day (35 to 51 % on the other), the pause of an engine that
+adopts (1 of 15 %), and the memory. What is not: 90 % of the bare loop, and 15 % for an engine that
+copies: its pause is writing and reading back all of the weights, 0.07 s, whatever the wire does.
 
 The 90 % is digests and the scheduler. The bare loop alone uses 70 % of both cores; a digest of
-512 MiB that is not in the cache takes 32 ms at each end, beside 142 ms. Two bare loops in pieces of
-1 MiB that compute these digests and do nothing else got 79 % in the same hour; with digests at the
-engine only 91 %, without any 89 %. With all of it under real-time scheduling (chrt -r 5), where no
-thread is put aside for another, a sync takes 137 to 159 ms and its floor 161 to 174 (102 to 126 %).
-Niceness for the threads that compute digests changed less than the noise; waiting for several
-pieces at once changed nothing. Where the ends are on hosts of their own they have twice the cores.
+512 MiB that is not in the cache takes 20 to 32 ms at each end, beside 142 ms. What verifies all
+bytes at both ends can be compared with a loop that does so too: that is 80 to 110 %. With all of it
+under real-time scheduling (chrt -r 5), where no thread is put aside for another, a sync takes 137
+to 159 ms and its floor 161 to 174 (102 to 126 %). Tried in bare loops with digests, without a gain
+beyond the noise: pieces of 1, 4 and 16 MiB, windows of 2 to 64 of them, a process per core, huge
+pages, longer and shorter time slices (sched_setattr) for the threads that compute digests, and
+niceness. Where the ends are on hosts of their own they have twice the cores.
 """
 
 from __future__ import annotations
