@@ -20,7 +20,8 @@ from tests.helpers.nodes import Host, Town
 
 from ratchet.messages import BurnVersion, VersionBurnt
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import PROTOCOL, Ack, Hello, pack
+from ratchet.transport.mailbox.codec import pack
+from ratchet.transport.mailbox.frames import PROTOCOL, Ack, Hello
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 

@@ -12,15 +12,8 @@ from tests.helpers.nodes import Host, Town, memory_town, stopping
 
 from ratchet.errors import HandlerFailed
 from ratchet.messages import AbortLoad, BurnVersion, Down, VersionBurnt
-from ratchet.transport.mailbox.codec import (
-    CONTROL,
-    Answer,
-    Ended,
-    Failure,
-    Request,
-    encode_envelope,
-    encode_note,
-)
+from ratchet.transport.mailbox.codec import encode_envelope, encode_note
+from ratchet.transport.mailbox.frames import CONTROL, Answer, Ended, Failure, Request
 
 
 def among(scene: Callable[[Town, Host, Host, Host], Coroutine[Any, Any, None]]) -> None:

@@ -15,8 +15,8 @@ import msgspec.inspect as mi
 
 from ratchet.messages import GroupFinished, Message, WireMessage
 from ratchet.transport.mailbox.blobs import LEAST_BYTES
-from ratchet.transport.mailbox.codec import (
-    HEADER_BYTES,
+from ratchet.transport.mailbox.codec import HEADER_BYTES, encode_envelope, encode_note, pack
+from ratchet.transport.mailbox.frames import (
     PROTOCOL,
     Ack,
     Answer,
@@ -36,9 +36,6 @@ from ratchet.transport.mailbox.codec import (
     Tell,
     Watch,
     Welcome,
-    encode_envelope,
-    encode_note,
-    pack,
 )
 from ratchet.transport.mailbox.shared import FileName, Place
 

@@ -30,7 +30,7 @@ import msgspec
 
 from ratchet.errors import RatchetError
 from ratchet.messages import AbortLoad, BurnVersion, Down, GroupFailed, VersionBurnt
-from ratchet.transport.mailbox import codec, dial, hello, session
+from ratchet.transport.mailbox import dial, frames, hello, session
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
@@ -53,7 +53,7 @@ class Orders(msgspec.Struct):
     limits: dict[str, float] = {}
     jumps: bool = False
     """the wall clock jumps by a day each time that it is read"""
-    protocol: int = codec.PROTOCOL
+    protocol: int = frames.PROTOCOL
     fault: str = ""
     """one of `FAULTS`: what it is to do wrong"""
     per_turn: int = 6
@@ -344,7 +344,7 @@ async def run() -> None:
     orders = msgspec.json.decode(await commands.readline(), type=Orders)
     if orders.jumps:
         jump()
-    codec.PROTOCOL = hello.PROTOCOL = orders.protocol  # type: ignore[misc]
+    frames.PROTOCOL = hello.PROTOCOL = orders.protocol  # type: ignore[misc]
     if orders.fault:
         setattr(*FAULTS[orders.fault])
     await main(orders, commands)

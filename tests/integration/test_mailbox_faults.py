@@ -24,7 +24,7 @@ import pytest
 from tests.helpers.mailbox_fault_process import Orders
 from tests.helpers.nodes import KEY
 
-from ratchet.transport.mailbox.codec import PROTOCOL
+from ratchet.transport.mailbox.frames import PROTOCOL
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"heartbeat_s": 0.25, "suspect_s": 1.5, "dead_s": 4.0}

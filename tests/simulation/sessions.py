@@ -26,7 +26,7 @@ from ratchet.actors.system import System
 from ratchet.messages import Message
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import Recipient, Ref
-from ratchet.transport.mailbox.codec import Answer, Envelope
+from ratchet.transport.mailbox.frames import Answer, Envelope
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.node import Node
 from ratchet.transport.mailbox.peer import Peer, SessionKey

@@ -10,7 +10,8 @@ from io import BytesIO
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.blobs import LEAST_BYTES
-from ratchet.transport.mailbox.codec import Envelope, Part, Shared, decode_envelope
+from ratchet.transport.mailbox.codec import decode_envelope
+from ratchet.transport.mailbox.frames import Envelope, Part, Shared
 from ratchet.transport.mailbox.shared import PeerFiles
 
 

@@ -12,13 +12,8 @@ import socket
 from typing import Final, Protocol, cast
 
 from ratchet.errors import ProtocolError
-from ratchet.transport.mailbox.codec import (
-    LinkFrame,
-    Reject,
-    pack,
-    unpack_hello,
-    unpack_link,
-)
+from ratchet.transport.mailbox.codec import pack, unpack_hello, unpack_link
+from ratchet.transport.mailbox.frames import LinkFrame, Reject
 from ratchet.transport.mailbox.hello import Handshake, Refused
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader

@@ -20,6 +20,13 @@ from ratchet.messages import Ask, Down, Message
 from ratchet.transport.mailbox.base import DeadLetters, Ref, Trace, current_trace
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.codec import (
+    decode_body,
+    decode_envelope,
+    encode_envelope,
+    encode_note,
+)
+from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import (
     BULK,
     CONTROL,
     Answer,
@@ -30,12 +37,7 @@ from ratchet.transport.mailbox.codec import (
     Request,
     Tell,
     Watch,
-    decode_body,
-    decode_envelope,
-    encode_envelope,
-    encode_note,
 )
-from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer, SessionKey
 

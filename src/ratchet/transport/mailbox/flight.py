@@ -13,7 +13,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from ratchet.transport.mailbox.codec import Part, Shared, pack, pack_data
+from ratchet.transport.mailbox.codec import pack, pack_data
+from ratchet.transport.mailbox.frames import Part, Shared
 from ratchet.transport.mailbox.shared import Array, Loan
 
 

@@ -34,7 +34,8 @@ from typing import Final, Literal
 import msgspec
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
-from ratchet.transport.mailbox.codec import (
+from ratchet.transport.mailbox.codec import pack
+from ratchet.transport.mailbox.frames import (
     PROTOCOL,
     Hello,
     HelloFrame,
@@ -42,7 +43,6 @@ from ratchet.transport.mailbox.codec import (
     Reject,
     Resume,
     Welcome,
-    pack,
 )
 from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.shared import FileName, PeerFiles

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ratchet.errors import RatchetError
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import Envelope
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import Envelope
 from ratchet.transport.mailbox.shared import Loan
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import Final, TypeAlias
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.assembly import Assembly, decode_shared
-from ratchet.transport.mailbox.codec import Body, Data, Envelope, Part, Shared, pack_data
+from ratchet.transport.mailbox.codec import pack_data
 from ratchet.transport.mailbox.flight import Batch, Copying, Fragment, Item, Run, Sent
+from ratchet.transport.mailbox.frames import Body, Data, Envelope, Part, Shared
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
 

@@ -18,12 +18,12 @@ from ratchet.status import LinkRow
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.base import DeadLetters, Ref, Wait
 from ratchet.transport.mailbox.calls import Calls
-from ratchet.transport.mailbox.codec import Envelope, Hello
 from ratchet.transport.mailbox.connection import Connection, Link
 from ratchet.transport.mailbox.connections import Connections
 from ratchet.transport.mailbox.copies import Copies
 from ratchet.transport.mailbox.dispatch import Dispatcher
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import Envelope, Hello
 from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Refused
 from ratchet.transport.mailbox.hub import Log
 from ratchet.transport.mailbox.limits import Limits

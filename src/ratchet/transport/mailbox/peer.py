@@ -25,14 +25,11 @@ from typing import Any, Final
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import (
-    Bye,
-    LinkFrame,
-    pack,
-)
+from ratchet.transport.mailbox.codec import pack
 from ratchet.transport.mailbox.connection import Connection
 from ratchet.transport.mailbox.dial import Dialler
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import Bye, LinkFrame
 from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.outgoing import Outgoing

@@ -14,18 +14,9 @@ from ratchet.errors import ActorDead, ProtocolError, RatchetError
 from ratchet.messages import Ask, Down, Message
 from ratchet.transport.mailbox.base import Recipient, Ref, current_trace
 from ratchet.transport.mailbox.calls import Calls
-from ratchet.transport.mailbox.codec import (
-    BULK,
-    CONTROL,
-    Request,
-    Tell,
-    Watch,
-    encode_envelope,
-    encode_note,
-    encode_parcel,
-    lane_of,
-)
+from ratchet.transport.mailbox.codec import encode_envelope, encode_note, encode_parcel, lane_of
 from ratchet.transport.mailbox.dispatch import Dispatcher
+from ratchet.transport.mailbox.frames import BULK, CONTROL, Request, Tell, Watch
 from ratchet.transport.mailbox.peer import Peer
 
 R = TypeVar("R")

@@ -18,18 +18,9 @@ from __future__ import annotations
 from typing import Final
 
 from ratchet.errors import ProtocolError
-from ratchet.transport.mailbox.codec import (
-    BULK,
-    CONTROL,
-    Ack,
-    Body,
-    Data,
-    Envelope,
-    Part,
-    Shared,
-    pack,
-)
+from ratchet.transport.mailbox.codec import pack
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import BULK, CONTROL, Ack, Body, Data, Envelope, Part, Shared
 from ratchet.transport.mailbox.lane import Copy, Lane
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.shared import PeerFiles

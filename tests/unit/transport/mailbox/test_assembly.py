@@ -6,7 +6,8 @@ from ratchet.errors import ProtocolError
 from ratchet.messages import AbortLoad
 from ratchet.transport.mailbox.assembly import Assembly
 from ratchet.transport.mailbox.blobs import ARRAY_BYTES
-from ratchet.transport.mailbox.codec import Part, Tell, decode_body, encode_envelope
+from ratchet.transport.mailbox.codec import decode_body, encode_envelope
+from ratchet.transport.mailbox.frames import Part, Tell
 
 
 def part(data: bytes, *, more: bool, cut: bool = False) -> Part:

@@ -7,12 +7,8 @@ from tests.helpers.groups import finished, ready
 from ratchet.errors import ProtocolError
 from ratchet.messages import AbortLoad, Message
 from ratchet.transport.mailbox.blobs import ARRAY_BYTES, LEAST_BYTES, put_in, take_out
-from ratchet.transport.mailbox.codec import (
-    Tell,
-    decode_envelope,
-    encode_envelope,
-    encode_parcel,
-)
+from ratchet.transport.mailbox.codec import decode_envelope, encode_envelope, encode_parcel
+from ratchet.transport.mailbox.frames import Tell
 from ratchet.transport.mailbox.shared import SHARED_BYTES
 
 LARGE = ARRAY_BYTES // 4

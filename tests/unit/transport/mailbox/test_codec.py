@@ -18,14 +18,6 @@ from ratchet.messages import (
     PromptsClaimed,
 )
 from ratchet.transport.mailbox.codec import (
-    BULK,
-    CONTROL,
-    Ack,
-    Bye,
-    Data,
-    Failure,
-    Part,
-    Tell,
     decode_body,
     decode_envelope,
     encode_envelope,
@@ -35,6 +27,7 @@ from ratchet.transport.mailbox.codec import (
     unpack_hello,
     unpack_link,
 )
+from ratchet.transport.mailbox.frames import BULK, CONTROL, Ack, Bye, Data, Failure, Part, Tell
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.types import Assignment, Prompt, RolloutStats
 

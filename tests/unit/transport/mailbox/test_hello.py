@@ -10,7 +10,8 @@ import pytest
 from tests.helpers.nodes import KEY, feed
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError
-from ratchet.transport.mailbox.codec import (
+from ratchet.transport.mailbox.codec import pack, unpack_hello
+from ratchet.transport.mailbox.frames import (
     PROTOCOL,
     Hello,
     HelloFrame,
@@ -18,8 +19,6 @@ from ratchet.transport.mailbox.codec import (
     Reject,
     Resume,
     Welcome,
-    pack,
-    unpack_hello,
 )
 from ratchet.transport.mailbox.hello import Handshake, Identity, Refused
 from ratchet.transport.mailbox.limits import Limits

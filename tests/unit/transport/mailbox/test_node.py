@@ -14,7 +14,8 @@ from tests.simulation.loop import run_virtual
 from ratchet.errors import ActorDead, AskTimeout, AuthFailed, ConfigError, ProtocolError, StaleTerm
 from ratchet.messages import AbortLoad, BurnVersion, Down, Message, PromptsClaimed, VersionBurnt
 from ratchet.transport.mailbox.base import Ref, Trace, current_trace
-from ratchet.transport.mailbox.codec import BULK, CONTROL, Answer, encode_envelope
+from ratchet.transport.mailbox.codec import encode_envelope
+from ratchet.transport.mailbox.frames import BULK, CONTROL, Answer
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.types import Assignment, Prompt
 
@@ -425,7 +426,7 @@ def test_of_two_dials_that_cross_both_keep_the_same_one(names: tuple[str, str]) 
         assert town.wire.num_dials == 2
         for host, other in ((town.hosts["a"], "b"), (town.hosts["b"], "a")):
             assert len(host.node._connections) == 1
-            connection = host.node._peer(other)._connection
+            connection = host.node._peer(other)._out.connection
             assert connection is not None
             assert connection.handshake.dials == (other == "b")
             assert numbers(host.inbox.told) == [1]
@@ -442,7 +443,7 @@ def test_a_peer_that_lost_the_connection_unseen_gets_a_new_one() -> None:
         await b.inbox.has(1)
         await asyncio.sleep(10.0)
         peer = b.node._peer("a")
-        old = peer._connection
+        old = peer._out.connection
         assert old is not None
         peer.on_cut(old)  # and its end is not closed
         b.node.ref("a").tell(note(2))

@@ -10,17 +10,10 @@ from typing import Any, cast
 from tests.helpers.nodes import feed
 from tests.simulation.loop import run_virtual
 
-from ratchet.transport.mailbox.codec import (
-    BULK,
-    CONTROL,
-    Ack,
-    Data,
-    Failure,
-    encode_note,
-    unpack_link,
-)
+from ratchet.transport.mailbox.codec import encode_note, unpack_link
 from ratchet.transport.mailbox.connection import Connection
 from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import BULK, CONTROL, Ack, Data, Failure
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.outgoing import Outgoing
 from ratchet.transport.mailbox.reader import FrameReader

@@ -15,6 +15,14 @@ from tests.helpers.nodes import feed
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.blobs import ARRAY_BYTES
 from ratchet.transport.mailbox.codec import (
+    decode_body,
+    decode_envelope,
+    encode_note,
+    encode_parcel,
+    unpack_link,
+)
+from ratchet.transport.mailbox.flight import Item
+from ratchet.transport.mailbox.frames import (
     BULK,
     CONTROL,
     Ack,
@@ -24,13 +32,7 @@ from ratchet.transport.mailbox.codec import (
     Part,
     Shared,
     Tell,
-    decode_body,
-    decode_envelope,
-    encode_note,
-    encode_parcel,
-    unpack_link,
 )
-from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.lane import Copy
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.reader import FrameReader

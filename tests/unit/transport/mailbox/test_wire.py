@@ -18,7 +18,8 @@ from tests.helpers.nodes import KEY, Town, stopping
 from ratchet.errors import ConfigError
 from ratchet.messages import AbortLoad, BurnVersion, VersionBurnt
 from ratchet.transport.mailbox.address import Address
-from ratchet.transport.mailbox.codec import PROTOCOL, Ack, Data, Failure, Hello, Proof, pack
+from ratchet.transport.mailbox.codec import pack
+from ratchet.transport.mailbox.frames import PROTOCOL, Ack, Data, Failure, Hello, Proof
 from ratchet.transport.mailbox.limits import Limits
 
 
