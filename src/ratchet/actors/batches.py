@@ -10,53 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ratchet.actors.buffer_policy import Policy
-from ratchet.actors.buffer_stats import BufferCounts
+from ratchet.actors.buffer_parts import BufferParts
 from ratchet.actors.due_first import DueFirst
 from ratchet.actors.entry import Entry
-from ratchet.actors.group_table import GroupTable
-from ratchet.actors.issuing import Issuing
-from ratchet.actors.judging import Judging
 from ratchet.actors.recovery import Recovery, accounts_for
 from ratchet.config import BufferConfig
 from ratchet.messages import BatchReady, CheckpointWritten, RequestBatch, StepTrained
-from ratchet.observability.logs import Log
-from ratchet.staleness import Lineage, Position
+from ratchet.staleness import Position
 from ratchet.types import Batch, PolicyVersion, Term, VersionRecord
 
 
 class Batches:
     """At most one request, and one batch, at a time."""
 
-    def __init__(
-        self,
-        config: BufferConfig,
-        *,
-        table: GroupTable,
-        lineage: Lineage,
-        judging: Judging,
-        issuing: Issuing,
-        counts: BufferCounts,
-        policy: Policy,
-        log: Log,
-    ) -> None:
+    def __init__(self, config: BufferConfig, parts: BufferParts) -> None:
         self.term: Term = 0
         self.request: RequestBatch | None = None
         self.handed: tuple[RequestBatch, BatchReady] | None = None
         """the batch that is out"""
         self._size = config.batch_groups
-        self._table = table
-        self._lineage = lineage
-        self._judging = judging
-        self._issuing = issuing
-        self._counts = counts
-        self._policy = policy
+        self._table = parts.table
+        self._lineage = parts.known.lineage
+        self._judging = parts.judging
+        self._issuing = parts.issuing
+        self._counts = parts.counts
+        self._policy = parts.policy
         self._due_first = (
-            DueFirst(config, table, lineage) if config.admission == "bounded" else None
+            DueFirst(config, self._table, self._lineage) if config.admission == "bounded" else None
         )
-        self._log = log
+        self._log = parts.log
         self._newest: PolicyVersion = -1
-        self._recovery = Recovery(table, lineage, judging.reject, log)
+        self._recovery = Recovery(self._table, self._lineage, self._judging.reject, self._log)
 
     @property
     def unknown(self) -> tuple[PolicyVersion, ...]:

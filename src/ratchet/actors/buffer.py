@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
 from ratchet.actors.batches import Batches
+from ratchet.actors.buffer_parts import BufferParts
 from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.buffer_stats import BufferCounts
 from ratchet.actors.filters import unwatched
@@ -118,26 +119,17 @@ class BufferActor(RoleActor[_Inbox]):
         self._judging = Judging(config.buffer, self._table, self._known.lineage, self.log, watch)
         self._policy = Policy.load(config.buffer, watch)
         self._counts = BufferCounts(self._table)
-        self._finishing = Finishing(
-            config.buffer,
-            table=self._table,
-            known=self._known,
-            judging=self._judging,
-            issuing=self._issuing,
-            counts=self._counts,
-            policy=self._policy,
-            log=self.log,
+        parts = BufferParts(
+            self._table,
+            self._known,
+            self._judging,
+            self._issuing,
+            self._counts,
+            self._policy,
+            self.log,
         )
-        self._batches = Batches(
-            config.buffer,
-            table=self._table,
-            lineage=self._known.lineage,
-            judging=self._judging,
-            issuing=self._issuing,
-            counts=self._counts,
-            policy=self._policy,
-            log=self.log,
-        )
+        self._finishing = Finishing(config.buffer, parts)
+        self._batches = Batches(config.buffer, parts)
         self._lease_timer = False
         self._flush_timer = False
         self._early: list[RequestBatch] | None = []

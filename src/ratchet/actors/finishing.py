@@ -8,42 +8,25 @@ whose lease is over, or that another worker has now, is late: counted, and ignor
 
 from __future__ import annotations
 
-from ratchet.actors.buffer_policy import Policy
-from ratchet.actors.buffer_stats import BufferCounts
+from ratchet.actors.buffer_parts import BufferParts
 from ratchet.actors.entry import Entry
-from ratchet.actors.group_table import GroupTable
-from ratchet.actors.issuing import Issuing
-from ratchet.actors.judging import Judging
-from ratchet.actors.known_versions import KnownVersions
 from ratchet.config import BufferConfig
 from ratchet.messages import GroupFailed, GroupFinished
-from ratchet.observability.logs import Log
 from ratchet.types import PolicyVersion, RoleInfo
 
 
 class Finishing:
     """The side of the buffer that takes groups in."""
 
-    def __init__(
-        self,
-        config: BufferConfig,
-        *,
-        table: GroupTable,
-        known: KnownVersions,
-        judging: Judging,
-        issuing: Issuing,
-        counts: BufferCounts,
-        policy: Policy,
-        log: Log,
-    ) -> None:
+    def __init__(self, config: BufferConfig, parts: BufferParts) -> None:
         self._lease_s = config.lease_s
-        self._table = table
-        self._known = known
-        self._judging = judging
-        self._issuing = issuing
-        self._counts = counts
-        self._policy = policy
-        self._log = log
+        self._table = parts.table
+        self._known = parts.known
+        self._judging = parts.judging
+        self._issuing = parts.issuing
+        self._counts = parts.counts
+        self._policy = parts.policy
+        self._log = parts.log
 
     def finish(self, message: GroupFinished) -> tuple[PolicyVersion, ...]:
         """Take a group in; or park it, and return the versions without which it is not judged."""
