@@ -40,6 +40,7 @@ from ratchet.runtime.placement import RankSpec, RoleSpec
 from ratchet.runtime.role import (
     STOP_S,
     RoleOutcome,
+    freeze_imports,
     leave,
     log_name,
     outcome_of_work,
@@ -136,6 +137,7 @@ def run_follower(spec: RoleSpec, rank: int) -> RoleOutcome:
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
     route_library_logs()
+    freeze_imports()
     log.info("rank_started", rank=rank)
     try:
         follow(backend)

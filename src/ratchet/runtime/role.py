@@ -158,9 +158,7 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
         start_step=spec.start_step,
     )
     route_library_logs()  # torch and transformers have come in with handlers of their own
-    # and stay: each full collection would walk through them again, while the loop stands for 0.1 s
-    gc.collect()
-    gc.freeze()
+    freeze_imports()
     reporter = Reporter(system, role, every_s=config.runtime.heartbeat_s, open_asks=node.waits)
     reporter.start()
     reason = await _until_end(ref)
@@ -168,6 +166,14 @@ async def run_role(spec: RoleSpec) -> RoleOutcome:
     await node.stop(1.0)
     log.info("role_ended", reason=reason)
     return outcome_of(reason, system.run_ended)
+
+
+def freeze_imports() -> None:
+    """Leave what has been imported out of garbage collections. With torch and transformers a full
+    one takes 0.1 s, in which a loop stands still, and all ranks of a trainer wait for one of them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _credentials(spec: RoleSpec) -> Credentials:
