@@ -109,9 +109,9 @@ def no_delivery_deadline() -> Patches:
 def silence_is_no_death() -> Patches:
     tick_open = Peer._tick_open
 
-    def deaf(self: Any, connection: Any) -> None:
+    def deaf(self: Any) -> None:
         self._heard = True
-        tick_open(self, connection)
+        tick_open(self)
 
     return [(Peer, "_tick_open", deaf)]
 
