@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from tests.simulation.faults import Cut, Freeze, Kill, Silence, TakeOver
+from tests.simulation.faults import Cut, Freeze, Kill, Revive, Silence, TakeOver
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.world import Delays
 
-from ratchet.actors.role import TRAINER
+from ratchet.actors.role import REGISTRY, TRAINER
 from ratchet.actors.weight_loads import WeightLoads
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.lane import Lane
@@ -142,7 +142,10 @@ def ask_without_a_deadline() -> Patches:
     return [(Calls, "_set_timer", lambda self, at: None)]
 
 
-@mutant("asks of a dead process are not ended (trl#5751)", seed=3, slow=True)
+@mutant(
+    "asks of a dead process are not ended (trl#5751)",
+    world=ordinary(Revive(30.0, REGISTRY, 0.1, after=1)),  # nobody registers with the next one
+)
 def death_ends_no_ask() -> Patches:
     return [(Calls, "end_all", lambda self, receiver, error: None)]
 
