@@ -42,10 +42,11 @@ On the same machine, 7 rounds, in one run (the lag is that of the buffer's loop,
     10 MB   ours             400              4,333               0.9    4.1    5.2
     10 MB   in Ray            59             20,833    ours: 6.7 times the rate, 1/4.9 of the CPU
 
-Both move from run to run. In five runs of 7 rounds it was 5.0 to 6.0 times Ray's rate at 1 KB, and
-4.8 to 5.2 at 100 KB; at 10 MB 4.9 and 6.7 in the two with huge pages (`huge_pages.py`; 4.0 to 5.0
-in the three without). So the goal of 5 times is met at 1 KB, and met at 100 KB and 10 MB in some
-runs and missed by up to 4% in others. The lag is within its 50 ms. A client of Ray that keeps two
+Both move from run to run. In eight runs of 7 rounds it was 4.9 to 6.0 times Ray's rate at 1 KB
+(median 5.1), and 4.5 to 5.4 at 100 KB (median 4.9; 4.6 and 4.9 in two of 15 rounds); at 10 MB 4.5
+to 7.7 in the five with huge pages (`huge_pages.py`; median 6.7), 4.0 to 5.0 in the three without.
+So the goal of 5 times is met at 1 KB and 10 MB by the median, and missed by 2% at 100 KB.
+The lag is within its 50 ms. A client of Ray that keeps two
 gets on their way is faster than the one here: 3.8 and 3.5 times at 1 KB and 100 KB, before this
 day's changes (7 to 15% more groups per second) were made.
 
