@@ -85,6 +85,7 @@ def _with(message: Message, arrays: Iterator[Packed]) -> Message:
 
 
 def _group_with(group: RolloutGroup, arrays: Iterator[Packed]) -> RolloutGroup:
+    # zip asks for the name first, and so takes as many arrays as there are names
     rollouts = tuple(
         replace(rollout, **dict(zip(_NAMES, arrays, strict=False))) for rollout in group.rollouts
     )
