@@ -50,7 +50,7 @@ def replay(seed: int, *, quiet: bool) -> int:
     return 1 if outcome.problems else 0
 
 
-WORLD_S = 60.0
+WORLD_S = 300.0
 """CPU seconds after which a world is one that never ends."""
 
 
