@@ -120,13 +120,13 @@ class BufferActor(RoleActor[_Inbox]):
         self._policy = Policy.load(config.buffer, watch)
         self._counts = BufferCounts(self._table)
         parts = BufferParts(
-            self._table,
-            self._known,
-            self._judging,
-            self._issuing,
-            self._counts,
-            self._policy,
-            self.log,
+            table=self._table,
+            known=self._known,
+            judging=self._judging,
+            issuing=self._issuing,
+            counts=self._counts,
+            policy=self._policy,
+            log=self.log,
         )
         self._finishing = Finishing(config.buffer, parts)
         self._batches = Batches(config.buffer, parts)

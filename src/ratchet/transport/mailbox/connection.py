@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.codec import pack, unpack_hello, unpack_link
@@ -95,7 +95,7 @@ class Connection(Guest):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the hello."""
-        transport = cast("asyncio.Transport", transport)  # of a stream it is one, in any loop
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what asyncio promises
         self._transport = transport
         self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)

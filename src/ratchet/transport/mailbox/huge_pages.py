@@ -22,7 +22,7 @@ _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _FAILED: Final = ctypes.c_void_p(-1).value
-_LIBC: Final = ctypes.CDLL(None)
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
