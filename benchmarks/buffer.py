@@ -45,19 +45,19 @@ On the same machine, 7 rounds, in one run (the lag is that of the buffer's loop,
 Both move from run to run. In eight runs of 7 rounds it was 4.9 to 6.0 times Ray's rate at 1 KB
 (median 5.1), and 4.5 to 5.4 at 100 KB (median 4.9; 4.6 and 4.9 in two of 15 rounds); at 10 MB 4.5
 to 7.7 in the five with huge pages (`huge_pages.py`; median 6.7), 4.0 to 5.0 in the three without.
-So the goal of 5 times is met at 1 KB and 10 MB by the median, and missed by 2% at 100 KB.
-The lag is within its 50 ms. A client of Ray that keeps two
-gets on their way is faster than the one here: 3.8 and 3.5 times at 1 KB and 100 KB, before this
-day's changes (7 to 15% more groups per second) were made.
+So the goal of 5 times is met at 1 KB and 10 MB by the median, and missed by 2% at 100 KB. The lag
+is within its 50 ms. A client of Ray that keeps two gets on their way is faster than the one here:
+3.8 and 3.5 times at 1 KB and 100 KB, before this day's changes (7 to 15% more groups per second)
+were made.
 
 Where the time goes: at 1 KB and 100 KB the buffer's process is the bound, with 170 and 290 us of
 CPU per group. A third each is SQLite (commits most), Python that has no one place, and the kernel
 with all else. At 10 MB it is the worker's copy. Tried without a gain beyond the noise: uvloop, a
 larger write-ahead log, groups of 100 KB shared by their worker (dearer). On a host that gives huge
 pages to all shared memory (`shmem_enabled` of `within_size`) 10 MB went at 677 to 783 groups/s.
-Both sides have 8 groups on their way: Ray's client puts 4 ahead of the 4 that it takes,
-ours has the capacity 8, in flight or finished. CPU is that of both processes (of Ray's: all of
-them), in steps of 10 ms, over 1,200 groups, 60 of 10 MB.
+Both sides have 8 groups on their way: Ray's client puts 4 ahead of the 4 that it takes, ours has
+the capacity 8, in flight or finished. CPU is that of both processes (of Ray's: all of them), in
+steps of 10 ms, over 1,200 groups, 60 of 10 MB.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ from ratchet.messages import (
     RoleRegistered,
     StepTrained,
 )
+from ratchet.runtime.role import freeze_imports
 from ratchet.storage.ledger import GroupLedger
 from ratchet.types import (
     Assignment,
@@ -287,8 +288,7 @@ async def serve(directory: Path, capacity: int, others: dict[str, str]) -> None:
     config = make_config(capacity)
     found.append(BufferActor.start(system, role, config=config, prompts=prompts, ledger=ledger))
     print(json.dumps(str(node.address)), flush=True)
-    gc.collect()  # as in the process of a role
-    gc.freeze()
+    freeze_imports()
     loop = asyncio.get_running_loop()
     end = loop.run_in_executor(None, sys.stdin.read)
     lags = []
