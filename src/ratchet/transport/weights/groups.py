@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
@@ -39,6 +40,10 @@ _CONNECT: Final = timedelta(seconds=2)
 """For gloo to connect, at least; it takes five times as long before it gives up."""
 
 _PAIR: Final = 2
+_STREAMS: Final = 2
+"""Connections between two members of a group of our own, which pieces take in turns. gloo has a
+thread for each, at either end, and one alone is what bounds a transfer on a host that has cores to
+spare."""
 
 
 class Deadline:
@@ -117,8 +122,12 @@ class GlooGroup:
             called(partial(_wait_for_members, store, name, rank, size, deadline))
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = max(deadline.left, _CONNECT)
-        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [
+            _c10d.ProcessGroupGloo.create_device(hostname=address)
+            for _ in range(1 if outside else _STREAMS)
+        ]
         self._works: list[Any] = []
+        self._tags = cycle(range(_STREAMS))
         self._rank = rank
         self._is_pair = size == _PAIR and not outside
         self._group: Any = called(
@@ -131,8 +140,9 @@ class GlooGroup:
 
     def move(self, data: torch.Tensor, deadline: Deadline) -> Callable[[], None]:
         """Start to move `data`."""
+        tag = next(self._tags)
         self._works.append(
-            called(partial(_start, self._group, self._rank, self._is_pair, data, deadline))
+            called(partial(_start, self._group, self._rank, self._is_pair, data, deadline, tag))
         )
         # popped, so that no frame of a traceback holds the operation, which holds the group
         if self._is_pair:
@@ -227,11 +237,18 @@ def _wait_for_members(store: Store, name: str, rank: int, size: int, deadline: D
 
 
 def _start(
-    group: Any, rank: int, is_pair: bool, data: torch.Tensor, deadline: Deadline | None
+    group: Any,
+    rank: int,
+    is_pair: bool,
+    data: torch.Tensor,
+    deadline: Deadline | None,
+    tag: int = 0,
 ) -> Any:
-    """Start the operation: between two a send and a receive, else a broadcast."""
+    """Start the operation: between two a send and a receive, else a broadcast. By the tag gloo
+    chooses the stream of the former; broadcasts take them in turns by themselves.
+    """
     if is_pair:
-        return group.recv([data], 0, 0) if rank else group.send([data], 1, 0)
+        return group.recv([data], 0, tag) if rank else group.send([data], 1, tag)
     options = _c10d.BroadcastOptions()
     options.rootRank = 0
     if deadline is not None:
