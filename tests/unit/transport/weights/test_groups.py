@@ -116,6 +116,12 @@ def test_those_who_have_come_have_time_to_connect(monkeypatch: pytest.MonkeyPatc
     assert given == [timedelta(seconds=2)]
 
 
+def begin_three(group: GlooGroup) -> None:
+    """The other stream of a lost member may not know yet."""
+    for _ in range(3):
+        group.move(group.allocate(1000), Deadline(60.0))
+
+
 def test_the_error_of_an_operation_does_not_keep_the_group_alive() -> None:
     def act(group: GlooGroup, rank: int) -> None:
         if rank == 0:
@@ -123,8 +129,7 @@ def test_the_error_of_an_operation_does_not_keep_the_group_alive() -> None:
         with pytest.raises(TransferFailed):
             group.move(group.allocate(1000), Deadline(60.0))()
         with pytest.raises(TransferFailed) as not_begun:
-            for _ in range(3):  # the other stream may not know yet
-                group.move(group.allocate(1000), Deadline(60.0))
+            begin_three(group)
         group.close()
         deadline = Deadline(5.0)
         while threads_of_gloo() - before and deadline.left_s:
