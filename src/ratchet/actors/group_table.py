@@ -115,10 +115,12 @@ class GroupTable:
         entry = self.waiting.next()
         if entry is None:
             epoch, prompt = self._source.next()
-            entry = Entry(self._ledger.issue(prompt.prompt_id, epoch, self._wall()), epoch, prompt)
+            group_id = self._ledger.issue(prompt.prompt_id, epoch, self._wall(), to=worker[0])
+            entry = Entry(group_id, epoch, prompt)
+        else:
+            self._ledger.claim(entry.group_id, entry.attempt, worker[0], self._wall())
         entry.base = base
         self.in_flight.begin(entry, worker, self._now(), until)
-        self._ledger.claim(entry.group_id, entry.attempt, entry.worker, self._wall())
         return entry
 
     # --- finish

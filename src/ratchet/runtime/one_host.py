@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -35,6 +37,10 @@ from ratchet.transport.mailbox.credentials import load_token
 from ratchet.types import RoleKind
 
 _LEAVE_S: Final = 6.0
+
+_PARENT_BYTES: Final = 45
+"""The path of a socket may have 107 bytes (on macOS 103): so many are left for the directory that
+the folder of the sockets is in, beside the folder's own name and that of a role."""
 
 _Meet: TypeAlias = Callable[[], AbstractAsyncContextManager[Visit]]
 """Visits the registry of the run."""
@@ -76,11 +82,19 @@ async def run_processes(
 
 @contextlib.contextmanager
 def _sockets() -> Iterator[Path]:
-    folder = private_folder("run")
+    folder = private_folder("run", _parent())
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # roles may be removing their sockets
+
+
+def _parent() -> Path | None:
+    """Return where to make it: None, the directory for temporary files, or another one where that
+    one's path is too long, as those of batch systems and of macOS are.
+    """
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _PARENT_BYTES
+    return Path("/tmp") if is_long else None  # noqa: S108 - the folder in it has mode 0700
 
 
 def _place(

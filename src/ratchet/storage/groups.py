@@ -35,6 +35,13 @@ _CHANGED: Final = """
         );
     END;"""
 
+_ISSUED: Final = """
+    CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
+        INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, 'issued', NULL);
+        INSERT INTO events SELECT NEW.group_id, NEW.changed_at, 'claimed', NEW.worker
+            WHERE NEW.state = 'claimed';
+    END;"""
+
 # The one index: for the groups that a checkpoint commits. What everyone else reads, a person or a
 # start, is read in one pass over the tables, as the check of a file that is opened reads it anyway:
 # an index on all states or on the events of a group costs each transition two more places to find
@@ -45,7 +52,7 @@ _TRAINED_INDEX: Final = (
 
 SCHEMA: Final = Schema(
     kind="ledger",
-    version=2,
+    version=3,
     tables=f"""
     CREATE TABLE groups (
         group_id INTEGER PRIMARY KEY CHECK (group_id >= 0),
@@ -78,20 +85,20 @@ SCHEMA: Final = Schema(
         event TEXT NOT NULL,
         detail TEXT
     ) STRICT;
-    CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
-        INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, NEW.state, NULL);
-    END;
+    {_ISSUED}
     {_CHANGED}
     CREATE TABLE cursor (
         id INTEGER PRIMARY KEY CHECK (id = 0),
         epoch INTEGER NOT NULL,
         position INTEGER NOT NULL
     ) STRICT;
-    """,  # noqa: S608 - of constants
+    """,
     migrations=(
         # 2: committed, requeued; no index that every transition changes
         f"DROP TRIGGER group_changed; {_CHANGED} DROP INDEX groups_by_state;"
         f" DROP INDEX events_by_group; {_TRAINED_INDEX}",
+        # 3: issued to a worker at once
+        f"DROP TRIGGER group_issued; {_ISSUED}",
     ),
 )
 

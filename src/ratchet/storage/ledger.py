@@ -70,11 +70,16 @@ class GroupLedger:
         """Id of the run that the file belongs to."""
         return self._database.run
 
-    def issue(self, prompt_id: str, epoch: int, now: float) -> int:
-        """Begin a group for a prompt and return its id, from 0."""
+    def issue(self, prompt_id: str, epoch: int, now: float, *, to: str | None = None) -> int:
+        """Begin a group for a prompt and return its id, from 0; hand it to a worker at once if one
+        is named.
+        """
         group_id = self._last_id + 1
         self._transitions.begin()
-        self._sql.execute(transitions.ISSUE, (group_id, prompt_id, epoch, now))
+        if to is None:
+            self._sql.execute(transitions.ISSUE, (group_id, prompt_id, epoch, now))
+        else:
+            self._sql.execute(transitions.ISSUE_TO, (group_id, prompt_id, epoch, now, to))
         self._last_id = group_id
         return group_id
 

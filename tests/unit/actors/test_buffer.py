@@ -704,13 +704,14 @@ def test_a_buffer_that_fails_lets_go_of_its_ledger_and_undoes_its_last_turn(
         world = World(directory=tmp_path)
         await asyncio.sleep(1)
 
-        def fails(table: Any, group_id: int, *args: Any, **kwargs: Any) -> None:
-            claim(table, group_id, *args, **kwargs)
+        def fails(table: Any, *args: Any, **kwargs: Any) -> int:
+            group_id = issue(table, *args, **kwargs)
             if group_id == 1:
                 raise LookupError("a bug")
+            return group_id
 
-        claim = GroupLedger.claim
-        monkeypatch.setattr(GroupLedger, "claim", fails)
+        issue = GroupLedger.issue
+        monkeypatch.setattr(GroupLedger, "issue", fails)
         world.ref.tell(ClaimPrompts("rollout-0", "w1", 2, 0, "b1"))
         await asyncio.sleep(1)
         assert not world.ref.is_alive()

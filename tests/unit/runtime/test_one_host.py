@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from ratchet.messages import EndRun
 from ratchet.runtime import one_host
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import Links, write_links
+from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.credentials import load_token
 
 if TYPE_CHECKING:
@@ -48,6 +50,30 @@ def test_the_secret_of_a_run_is_a_private_file_that_goes_with_it(
     assert not placement.token_file.parent.exists()
     assert not run.directory.links.exists()
     assert placement.config == run.config.to_toml()
+
+
+@pytest.mark.parametrize(("num_bytes", "is_used"), [(45, True), (46, False), (200, False)])
+def test_sockets_have_paths_that_the_system_takes(
+    num_bytes: int,
+    is_used: bool,
+    supervisor: type[Supervisor],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def look(here: Supervisor) -> None:
+        folder = here.placement.sockets
+        assert (folder.parent == Path(root)) is is_used
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        Address.parse(f"unix:{folder / 'rollout-9999.sock'}")  # which raises if it is too long
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        root = f"{short}/".ljust(num_bytes, "x")
+        Path(root).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", root)
+        monkeypatch.setattr(supervisor, "seen", staticmethod(look))
+        monkeypatch.setattr(supervisor, "outcome", RoleOutcome("stopped"))
+        asyncio.run(Run(small_config(), directory=tmp_path / "run").run())
+    assert supervisor.placement.sockets.name.startswith("ratchet-run-")
 
 
 def test_a_secret_of_the_users_own_is_used_and_stays(

@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ratchet.errors import UserError
@@ -119,6 +120,19 @@ def test_a_lost_group_is_queued_again_without_a_worker() -> None:
     ]
 
 
+def test_issued_to_a_worker_is_issued_and_claimed() -> None:
+    ledger = GroupLedger.open(None)
+    in_two, at_once = ledger.issue("p", 0, 1.0), ledger.issue("p", 0, 1.0, to="rollout-0")
+    ledger.claim(in_two, 0, "rollout-0", 1.0)
+    one, other = ledger.groups()
+    assert other == msgspec.structs.replace(one, group_id=at_once)
+    lives = [
+        [event[1:] for event in map(msgspec.structs.astuple, ledger.events(i))]
+        for i in (in_two, at_once)
+    ]
+    assert lives == [[(1.0, "issued", None), (1.0, "claimed", "rollout-0")]] * 2
+
+
 def as_of_version_1(path: Path) -> None:
     """Make the file what the first schema was."""
     ledger = GroupLedger.open(path)
@@ -128,6 +142,10 @@ def as_of_version_1(path: Path) -> None:
         CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
             INSERT INTO events VALUES (NEW.group_id, NEW.changed_at,
             iif(NEW.state = 'issued', 'retried', NEW.state), NULL);
+        END;
+        DROP TRIGGER group_issued;
+        CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
+            INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, NEW.state, NULL);
         END;
         DROP INDEX groups_trained;
         CREATE INDEX groups_by_state ON groups (state, reason);

@@ -228,10 +228,14 @@ def _readable(peername: object) -> str:
 
 def _bound_buffers(transport: asyncio.Transport) -> None:
     """Keep the kernel from holding megabytes of bulk in front of a control message: of what TCP has
-    not sent yet, and, on the loopback interface, where it gains nothing, of anything.
+    not sent yet, and, on the loopback interface, where it gains nothing, of anything. A Unix socket
+    holds less than is wanted: two groups of 100 KB, and then each waits for the reader.
     """
     found = transport.get_extra_info("socket")
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+    if found is None:
+        return
+    if found.family == socket.AF_UNIX:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         return
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _SOCKET_BYTES)
     if ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
