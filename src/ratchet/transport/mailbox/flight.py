@@ -46,16 +46,16 @@ class Item(msgspec.Struct, eq=False):
     """copies them on another thread"""
     in_pieces: bool = False
     """there was no room to share it"""
+    array_bytes: int = 0
+    """size of the arrays; asked for more often than they are many"""
+    num_bytes: int = 0
+    """size of all that travels"""
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all that travels."""
-        return len(self.body) + self.array_bytes
-
-    @property
-    def array_bytes(self) -> int:
-        """Size of what travels beside the envelope."""
-        return sum(map(len, self.arrays)) if self.arrays else 0
+    def __post_init__(self) -> None:
+        """Add the sizes up."""
+        if self.arrays:
+            self.array_bytes = sum(map(len, self.arrays))
+        self.num_bytes = len(self.body) + self.array_bytes
 
     @property
     def begun(self) -> bool:
@@ -85,7 +85,7 @@ class Item(msgspec.Struct, eq=False):
 
     def count(self, limit: int) -> int:
         """Return how many pieces it has."""
-        return sum(max(1, -(-len(each) // limit)) for each in (self.body, *self.arrays))
+        return sum([-(-len(each) // limit) or 1 for each in (self.body, *self.arrays)])
 
 
 class Batch(msgspec.Struct, eq=False):

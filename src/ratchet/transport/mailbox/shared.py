@@ -27,7 +27,9 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.huge_pages import HUGE_BYTES, use_huge_pages
@@ -51,15 +53,15 @@ class Unreadable(Exception):  # noqa: N818 - caught within this package
     """
 
 
-class FileName(NamedTuple):
+class FileName(msgspec.Struct, frozen=True, array_like=True):
     """What a file is called in the process that lends it."""
 
     fd: int
     inode: int
 
 
-class Place(NamedTuple):
-    """Where an array lies."""
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where an array lies; a message may have hundreds."""
 
     file: int
     """index among the files of the message"""
@@ -139,18 +141,19 @@ class Loan:
         self.places: list[Place] = []
         size, own = 0, -1
         for array in arrays:
+            num_bytes = len(array)
             found = None if type(array) is bytes else _place_in(array)
             if found is not None:
-                self.places.append(Place(self._index(found[0].file), found[1], len(array)))
+                self.places.append(Place(self._index(found[0].file), found[1], num_bytes))
                 continue
             if own < 0:
                 self._own = _new_file()
                 own = self._index(self._own)
-            self.places.append(Place(own, size, len(array)))
+            self.places.append(Place(own, size, num_bytes))
             self._todo.append(array)
-            if gap := -len(array) % _ALIGN:
+            if gap := -num_bytes % _ALIGN:
                 self._todo.append(bytes(gap))
-            size += len(array) + gap
+            size += num_bytes + gap
         self.num_bytes = size
         """how many are to be copied"""
 

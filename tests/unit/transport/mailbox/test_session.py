@@ -847,7 +847,7 @@ def test_a_shared_message_out_of_turn_ends_the_link() -> None:
             b.session.receive(replace(frame, **changes), 0)
     with pytest.raises(ProtocolError, match="array of 5 bytes"):
         b.session.receive(
-            replace(frame, places=[place._replace(num_bytes=5) for place in frame.places]), 0
+            replace(frame, places=[replace(place, num_bytes=5) for place in frame.places]), 0
         )
     for changes in ({"places": []}, {"places": frame.places[:1], "body": b""}):
         with pytest.raises(ProtocolError, match=r"nothing is shared|not an envelope"):

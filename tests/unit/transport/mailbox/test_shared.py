@@ -180,7 +180,8 @@ import sys
 from ratchet.transport.mailbox.shared import Loan
 loan = Loan([b"ab" * 30_000])
 loan.fill(1 << 30)
-print(*loan.names[0], flush=True)
+name = loan.names[0]
+print(name.fd, name.inode, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(
