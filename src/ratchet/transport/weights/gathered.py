@@ -93,13 +93,12 @@ class Gathered:
         self.ends = [*(piece.end for piece in pieces[:-1]), num_bytes]
         packed = zip(slots, pack(bucket, slots, tensors, left), strict=True)
         return tuple(
-            digest_of_parts(map(host_bytes, self._telling(slot.offset, parts, tell)))
-            for slot, parts in packed
+            digest_of_parts(self._telling(slot.offset, parts, tell)) for slot, parts in packed
         )
 
     def _telling(
-        self, end: int, parts: Iterable[torch.Tensor], tell: Callable[[int], None]
-    ) -> Iterator[torch.Tensor]:
+        self, end: int, parts: Iterable[memoryview], tell: Callable[[int], None]
+    ) -> Iterator[memoryview]:
         """Yield the parts of a slot, and tell how far the bucket has been gathered."""
         for each in parts:
             yield each
