@@ -154,8 +154,8 @@ class Sender:
         done = False
         try:
             async with scope:
-                gathered = self._gatherer.run(gathering.run)
-                await asyncio.gather(gathered, *(lane.link.run(lane.run) for lane in lanes))
+                served = [lane.link.run(lane.run) for lane in lanes]  # first: engines may be there
+                await asyncio.gather(self._gatherer.run(gathering.run), *served)
             done = True
         except TimeoutError:
             if not scope.expired():
