@@ -77,6 +77,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -104,14 +105,14 @@ class Cell(NamedTuple):
 
 
 async def throughput(
-    model: str, num_receivers: int, kinds: Sequence[str], bucket_mib: float, rounds: int
+    model: str, num_receivers: int, kind: str, bucket_mib: float, rounds: int
 ) -> None:
     fleet = Fleet(model, num_receivers)
-    cells = [Cell(kind, adopt) for kind in kinds for adopt in (True, False)]
+    cells = [Cell(kind, adopt) for adopt in (True, False)]
     senders: dict[Cell, WeightSender] = {}
     results: dict[Cell, list[Result]] = defaultdict(list)
-    floors: dict[str, list[Result]] = defaultdict(list)
-    digested: dict[str, list[Result]] = defaultdict(list)
+    floors: list[Result] = []
+    digested: list[Result] = []
     for number in range(rounds + 1):  # the first one warms everything up
         for cell in cells:
             config = cell.config(bucket_mib)
@@ -119,15 +120,13 @@ async def throughput(
                 senders[cell] = open_sender(config, HOST, fleet.source)
             result = await fleet.sync(senders[cell], config, adopt=cell.adopt)
             results[cell].append(result)
-            kind = FLOORS[cell.kind]
-            floor = fleet.floor(kind, result.sizes)
-            with_digests = fleet.floor(kind, result.sizes, digests=cell.kind != "shared")
+            floor = fleet.floor(FLOORS[kind], result.sizes)
+            with_digests = fleet.floor(FLOORS[kind], result.sizes, digests=kind != "shared")
             if number:
-                floors[cell.kind].append(floor)
-                digested[cell.kind].append(with_digests)
+                floors.append(floor)
+                digested.append(with_digests)
     for cell in cells:
-        of_kind = floors[cell.kind], digested[cell.kind]
-        report(model, num_receivers, bucket_mib, cell, results[cell], *of_kind)
+        report(model, num_receivers, bucket_mib, cell, results[cell], floors, digested)
     for sender in senders.values():
         await sender.close()
     fleet.close()
@@ -204,11 +203,8 @@ def main() -> None:
     for num_receivers in arguments.receivers:
         asyncio.run(latency(num_receivers, arguments.kinds, 50))
         for bucket_mib in arguments.buckets:
-            for model in arguments.models:
-                run = throughput(
-                    model, num_receivers, arguments.kinds, bucket_mib, arguments.rounds
-                )
-                asyncio.run(run)
+            for model, kind in product(arguments.models, arguments.kinds):
+                asyncio.run(throughput(model, num_receivers, kind, bucket_mib, arguments.rounds))
 
 
 if __name__ == "__main__":
