@@ -95,6 +95,34 @@ def threads_of_gloo() -> set[str]:
     return found
 
 
+def running_ns(thread: str) -> int:
+    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_pieces_take_two_connections_in_turns(size: int) -> None:
+    """Each has a thread at either end, and all of them move some."""
+
+    def act(group: GlooGroup, rank: int) -> None:
+        pieces = [group.allocate(2**24) for _ in range(2)]
+        everyone.wait()
+        if rank == 0:
+            idle.update((thread, running_ns(thread)) for thread in threads_of_gloo() - before)
+        everyone.wait()
+        for wait in [group.move(piece, Deadline(20.0)) for piece in pieces]:
+            wait()
+        everyone.wait()
+        if rank == 0:
+            spent.extend(running_ns(thread) - ns for thread, ns in idle.items())
+        everyone.wait()
+
+    everyone = threading.Barrier(size, timeout=20)
+    before, idle, spent = threads_of_gloo(), dict[str, int](), list[int]()
+    in_threads(size, act)
+    assert len(spent) == 2 * size
+    assert min(spent) > 200_000
+
+
 def test_a_member_that_does_not_come_is_waited_for_without_gloo() -> None:
     """gloo crashes where one comes in the moment in which it is given up."""
     before = threads_of_gloo()

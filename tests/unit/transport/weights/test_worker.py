@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -47,6 +49,39 @@ def test_a_cancelled_call_runs_all_the_same() -> None:
         worker.stop(lambda: None)
 
     asyncio.run(main())
+
+
+def policy_of_a_worker() -> int:
+    async def main() -> int:
+        worker = Worker("test-worker")
+        policy = await worker.run(lambda: os.sched_getscheduler(0))
+        worker.stop(lambda: None)
+        return policy
+
+    return asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
+def test_it_puts_nobody_aside_unless_its_process_has_another_policy() -> None:
+    def chosen() -> int:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
+        return policy_of_a_worker()
+
+    assert policy_of_a_worker() == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(chosen).result() == os.SCHED_IDLE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
+def test_where_policies_are_forbidden_it_works_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    assert policy_of_a_worker() == os.SCHED_OTHER
 
 
 def test_a_result_for_a_closed_loop_is_dropped() -> None:
