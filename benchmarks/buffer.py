@@ -50,11 +50,12 @@ or more in each. The lag is within its 50 ms. A client of Ray that keeps two get
 faster than the one here: 3.8 and 3.5 times at 1 KB and 100 KB, in an earlier state; ours has gained
 since, and was not measured against it again.
 
-Where the time goes: at 1 KB and 100 KB the buffer's process is the bound, with 170 and 270 us of
-CPU per group. A third each is SQLite (commits most), Python that has no one place, and the kernel
-with all else. At 10 MB it is the worker's copy. Tried without a gain beyond the noise: uvloop, a
-larger write-ahead log, groups of 100 KB shared by their worker (dearer). On a host that gives huge
-pages to all shared memory (`shmem_enabled` of `within_size`) 10 MB went at 677 to 783 groups/s.
+Where the time goes: at 1 KB and 100 KB the buffer's process is the bound, with 170 and 290 us of
+CPU per group (before one statement issued it to its worker). A third each is SQLite (commits most),
+Python that has no one place, and the kernel with all else. At 10 MB it is the worker's copy. Tried
+without a gain beyond the noise: uvloop, a larger write-ahead log, groups of 100 KB shared by their
+worker (dearer). On a host that gives huge pages to all shared memory (`shmem_enabled` of
+`within_size`) 10 MB went at 677 to 783 groups/s.
 Both sides have 8 groups on their way: Ray's client puts 4 ahead of the 4 that it takes, ours has
 the capacity 8, in flight or finished. CPU is that of both processes (of Ray's: all of them), in
 steps of 10 ms, over 1,200 groups, 60 of 10 MB.
