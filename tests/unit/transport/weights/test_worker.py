@@ -13,6 +13,8 @@ import pytest
 
 from ratchet.transport.weights.worker import Worker
 
+_set_policy = getattr(os, "sched_setscheduler", None)
+
 
 def test_calls_run_in_order_on_one_thread_off_the_loop() -> None:
     async def main() -> None:
@@ -51,26 +53,29 @@ def test_a_cancelled_call_runs_all_the_same() -> None:
     asyncio.run(main())
 
 
-def policy_of_a_worker() -> int:
+def policy_of_a_worker(policy: int) -> int:
+    """Return the policy of a worker that a thread of this one starts."""
+
     async def main() -> int:
         worker = Worker("test-worker")
-        policy = await worker.run(lambda: os.sched_getscheduler(0))
+        found = await worker.run(lambda: os.sched_getscheduler(0))
         worker.stop(lambda: None)
-        return policy
+        return found
 
-    return asyncio.run(main())
+    def act() -> int:
+        _set_policy(0, policy, os.sched_param(0))  # of this thread
+        return asyncio.run(main())
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
 def test_it_puts_nobody_aside_unless_its_process_has_another_policy() -> None:
-    def chosen() -> int:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
-        return policy_of_a_worker()
-
-    assert policy_of_a_worker() == os.SCHED_BATCH
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(chosen).result() == os.SCHED_IDLE
+    before = os.sched_getscheduler(0)
+    assert policy_of_a_worker(os.SCHED_OTHER) == os.SCHED_BATCH
+    assert policy_of_a_worker(os.SCHED_IDLE) == os.SCHED_IDLE
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
@@ -81,7 +86,7 @@ def test_where_policies_are_forbidden_it_works_all_the_same(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    assert policy_of_a_worker() == os.SCHED_OTHER
+    assert policy_of_a_worker(os.SCHED_OTHER) == os.SCHED_OTHER
 
 
 def test_a_result_for_a_closed_loop_is_dropped() -> None:
