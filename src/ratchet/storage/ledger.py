@@ -76,10 +76,7 @@ class GroupLedger:
         """
         group_id = self._last_id + 1
         self._transitions.begin()
-        if to is None:
-            self._sql.execute(transitions.ISSUE, (group_id, prompt_id, epoch, now))
-        else:
-            self._sql.execute(transitions.ISSUE_TO, (group_id, prompt_id, epoch, now, to))
+        self._sql.execute(transitions.ISSUE, (group_id, prompt_id, epoch, now, to))
         self._last_id = group_id
         return group_id
 

@@ -19,12 +19,10 @@ from ratchet.errors import RatchetError
 from ratchet.storage.groups import GroupRow
 
 ISSUE: Final = """
-    INSERT INTO groups (group_id, prompt_id, epoch, issued_at, changed_at)
-    VALUES (?1, ?2, ?3, ?4, ?4)"""
-ISSUE_TO: Final = """
     INSERT INTO groups
-        (group_id, prompt_id, epoch, issued_at, changed_at, claimed_at, state, worker)
-    VALUES (?1, ?2, ?3, ?4, ?4, ?4, 'claimed', ?5)"""
+        (group_id, prompt_id, epoch, issued_at, changed_at, worker, state, claimed_at)
+    VALUES (?1, ?2, ?3, ?4, ?4, ?5,
+        iif(?5 IS NULL, 'issued', 'claimed'), iif(?5 IS NULL, NULL, ?4))"""
 CLAIM: Final = """
     UPDATE groups SET state = 'claimed', reason = NULL, worker = ?1, claimed_at = ?2,
         changed_at = ?2
