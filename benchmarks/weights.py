@@ -56,11 +56,11 @@ By the size of the buckets (`even`, 5 rounds, with one connection between two me
 So larger buckets gain nothing that lasts, beyond 64 MiB, but cost a trainer of several engines
 their memory.
 
-What is met, by the medians: 90 % of the bare loop for one engine (the best rounds of each give 69 to
-90 %: the loop's worst are worse), and in what was measured beside other work; 50 % of a copy in most
-runs; the pause of an engine that adopts (1 of 15 %), and the memory. What is not: 90 % for three
-engines on two cores with nothing else to do (79 to 95 %), and 15 % for an engine that copies: its
-pause is writing and reading back all of the weights, 0.07 s, whatever the wire does.
+What is met, by the medians: 90 % of the bare loop for one engine (by the best rounds 69 to 90 %), and
+in what was measured beside other work; 50 % of a copy in most runs; the pause of an engine that
+adopts (1 of 15 %), and the memory. What is not: 90 % for three engines on two cores with nothing
+else to do (79 to 95 %), and 15 % for an engine that copies: its pause is writing and reading back
+all of the weights, 0.07 s, whatever the wire does.
 
 Three engines and a trainer keep two cores busy. What a sync costs beyond its floor is CPU: one
 digest of all bytes at each end (33 ms of 512 MiB where both cores read what is not in the cache, as
