@@ -56,8 +56,8 @@ By the size of the buckets (`even`, 5 rounds, with one connection between two me
 So larger buckets gain nothing that lasts, beyond 64 MiB, but cost a trainer of several engines
 their memory.
 
-What is met, by the medians: 90 % of the bare loop for one engine (by the best rounds 69 to 90 %), and
-in what was measured beside other work; 50 % of a copy in most runs; the pause of an engine that
+What is met, by the medians: 90 % of the bare loop for one engine (by the best rounds 69 to 90 %),
+and in what was measured beside other work; 50 % of a copy in most runs; the pause of an engine that
 adopts (1 of 15 %), and the memory. What is not: 90 % for three engines on two cores with nothing
 else to do (79 to 95 %), and 15 % for an engine that copies: its pause is writing and reading back
 all of the weights, 0.07 s, whatever the wire does.
