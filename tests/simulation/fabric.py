@@ -207,6 +207,7 @@ class Fabric:
             (worker, "threading", threads),
             (worker, "SimpleQueue", threads.SimpleQueue),
             (worker, "_stopped", set()),
+            (worker, "_wake_quietly", lambda: None),  # all of them run on the thread of the test
             (link, "threading", threads),
             (link, "GlooGroup", MemoryGroup),
             (link, "connect_store", self.connect),

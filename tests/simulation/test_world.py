@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,19 @@ def test_an_hour_of_training_in_a_moment_and_the_same_again() -> None:
     assert world.network.trace == again.network.trace
     other, _ = simulate(8, num_steps=5)
     assert world.network.trace[: len(other.network.trace)] != other.network.trace
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
+def test_it_leaves_the_thread_that_runs_it_as_it_was() -> None:
+    def policies() -> tuple[int, int]:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        before = os.sched_getscheduler(0)
+        simulate(1, num_steps=3)
+        return before, os.sched_getscheduler(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        before, after = pool.submit(policies).result()
+    assert after == before
 
 
 def test_it_is_asynchronous_and_bounded() -> None:
