@@ -165,8 +165,7 @@ class BufferActor(RoleActor[_Inbox]):
         """Handle one message. What it makes possible is handed out at the end of the turn."""
         match message:
             case ClaimPrompts():
-                if message.buffer == self.role.incarnation:  # else it counts another life's
-                    self._issuing.claim(message)
+                self._claim(message)
             case GroupFinished():
                 self._ask_for(self._finishing.finish(message))
             case GroupFailed():
@@ -181,6 +180,7 @@ class BufferActor(RoleActor[_Inbox]):
                 self._version_updated(message.record)
             case Down():
                 self.down(message)
+                self._stranger_left(message.name)
             case RoleRegistered():
                 self._registered(message)
             case LineageLearned():
@@ -214,6 +214,19 @@ class BufferActor(RoleActor[_Inbox]):
             self.after(_FLUSH_S, FlushLedger())
 
     # --- issue
+
+    def _claim(self, message: ClaimPrompts) -> None:
+        if message.buffer != self.role.incarnation:
+            return  # it counts another life's
+        is_first = self._issuing.claim(message)
+        if is_first and self.life_of(message.worker) != message.incarnation:
+            # a registry that dies before it has told of this worker will not tell of its end
+            self.system.ref(message.worker).watch(self.actor_ref)
+
+    def _stranger_left(self, name: str) -> None:
+        incarnation = self._issuing.credits.life_of(name)
+        if incarnation and self.life_of(name) != incarnation:
+            self._role_left(RoleInfo("rollout", name, incarnation))
 
     def _issue(self) -> list[tuple[str, PromptsClaimed]]:
         self._ask_for(self._issuing.unknown)

@@ -53,14 +53,20 @@ class Credits:
         """The versions that workers with some credit may hold, and others; newest first."""
         return sorted(self._heaps, reverse=True)
 
-    def grant(self, worker: str, incarnation: str, total: int, version: PolicyVersion = 0) -> None:
+    def life_of(self, worker: str) -> str:
+        """Return the incarnation that is served under a name; empty if none is."""
+        account = self._accounts.get(worker)
+        return "" if account is None else account.incarnation
+
+    def grant(self, worker: str, incarnation: str, total: int, version: PolicyVersion = 0) -> bool:
         """Take the running total of an incarnation, and the version that it held then, unless it
-        has left: its last words may come after the news of its end.
+        has left: its last words may come after the news of its end. Return whether it is the first.
         """
         if (worker, incarnation) in self._closed:
-            return
+            return False
         account = self._accounts.get(worker)
-        if account is None or account.incarnation != incarnation:
+        is_first = account is None or account.incarnation != incarnation
+        if account is None or is_first:
             if account is not None:
                 self._forget(worker, account)
             account = _Account(incarnation, next(self._numbers), version)
@@ -71,9 +77,10 @@ class Credits:
             account.version = version
             self._num_at[version] += 1
         elif total <= account.granted:
-            return
+            return False
         account.granted = max(account.granted, total)
         self._queue(worker, account)
+        return is_first
 
     def lapse(self, worker: str, incarnation: str, group_id: int, attempt: int) -> None:
         """Give the credit of a group back whose lease has ended: it may never have arrived."""

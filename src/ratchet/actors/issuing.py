@@ -39,10 +39,10 @@ class Issuing:
         self._next: Position | None = None
         """where the next batch is trained, with what is out counted as trained"""
 
-    def claim(self, message: ClaimPrompts) -> None:
-        """Take the credit of a worker."""
+    def claim(self, message: ClaimPrompts) -> bool:
+        """Take the credit of a worker; return whether it is the first of this incarnation."""
         version = message.version if self._admission.is_bounded else 0  # else served all alike
-        self.credits.grant(message.worker, message.incarnation, message.credit, version)
+        return self.credits.grant(message.worker, message.incarnation, message.credit, version)
 
     def trains_next(self, term: Term, position: Position) -> None:
         """Take a trainer's word for where it stands; after a rejected step that is further back."""
