@@ -22,8 +22,8 @@ from tests.simulation.dense_draws import draw_dense
 from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.standby import STANDBY
 from tests.simulation.trainer_draws import draw_payloads, draw_trainers
+from tests.simulation.verdict_draws import MOST_SABOTAGE_S, draw_verdicts
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
-from tests.simulation.verdict_draws import draw_verdicts
 from tests.simulation.world import Delays, Links
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
@@ -314,7 +314,10 @@ def _fault(rng: random.Random, names: list[str], horizon: float, dead_s: float) 
         lambda: f.SlowTransfer(at, name, rng.choice([1.0, 15.0, 100.0])),
         lambda: f.CorruptTransfer(at, name),
         lambda: f.Sabotage(
-            at, rng.choice(["reward", "generation", "hang"]), rng.choice([0.2, 0.7, 1.0]), for_s
+            at,
+            rng.choice(["reward", "generation", "hang"]),
+            rng.choice([0.2, 0.7, 1.0]),
+            min(for_s, MOST_SABOTAGE_S),
         ),
         lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 1, 2, 2, 4])),
         lambda: f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),

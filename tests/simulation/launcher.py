@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ratchet.actors.restarts import End
 from ratchet.actors.role import REGISTRY
 from ratchet.messages import EndRun
+from ratchet.runtime.registry_link import end_run
 from ratchet.runtime.role import RoleOutcome, outcome_of
 from ratchet.runtime.tree import build_tree, role_end, run_tree
+from ratchet.runtime.visitor import Visit
+from ratchet.transport.mailbox.address import Address
 from ratchet.types import RoleKind
 
 if TYPE_CHECKING:
@@ -109,6 +112,7 @@ class Launcher:
         self.host: Host = network.start(name, config.runtime.ask_timeout_s)
         self._config = config
         self._start = start
+        self._end: EndRun | None = None
         self.task: asyncio.Task[None] = self.host.process.call(
             lambda: asyncio.ensure_future(self._run())
         )
@@ -135,7 +139,15 @@ class Launcher:
         never = asyncio.Event()
         self.outcome = await run_tree(root, stop=never, kill=never, stop_training=lambda: False)
         self.ended_at = self.network.loop.now
+        if self._end is not None:
+            await self._tell(self._end)
         await self.network.leave(self.host, 4 * self.network.limits.hello_s)
 
     async def _escalated(self, cause: str) -> None:
-        self.host.system.ref(REGISTRY).tell(EndRun(self.name, "failed", cause))
+        self._end = EndRun(self.name, "failed", cause)
+        self.host.system.ref(REGISTRY).tell(self._end)
+
+    async def _tell(self, end: EndRun) -> None:
+        host = self.host
+        link = Visit(Address("unix", REGISTRY), host.system, host.node, cast("Any", None))
+        await end_run(link, end, wait_s=host.system.registry_wait_s)

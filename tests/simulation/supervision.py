@@ -68,7 +68,7 @@ def check(world: World, *, heard: bool) -> Iterator[str]:
             if world.config.runtime.restart_strategy == "one_for_one":
                 yield from _backs_off(world, launcher, lives)
         yield from _intensity(world, launcher)
-        yield from _tells_once(world, launcher, heard=heard)
+        yield from _tells_the_end(world, launcher, heard=heard)
 
 
 def _started_again(world: World, launcher: Launcher, lives: list[Life]) -> Iterator[str]:
@@ -129,10 +129,10 @@ def _intensity(world: World, launcher: Launcher) -> Iterator[str]:
         yield f"{launcher.name} gave up too early: {launcher.outcome}"
 
 
-def _tells_once(world: World, launcher: Launcher, *, heard: bool) -> Iterator[str]:
-    told = [line for line in world.network.trace if line[1:] == (launcher.name, REGISTRY, "EndRun")]
-    if len(told) > (1 if launcher.whose == "run" and gave_up(launcher) else 0):
-        yield f"{launcher.name} ended the run {len(told)} times; {launcher.outcome}"
+def _tells_the_end(world: World, launcher: Launcher, *, heard: bool) -> Iterator[str]:
+    told = any(line[1:] == (launcher.name, REGISTRY, "EndRun") for line in world.network.trace)
+    if told and not (launcher.whose == "run" and gave_up(launcher)):
+        yield f"{launcher.name} ended the run; {launcher.outcome}"
     registry = world.network.hosts[REGISTRY]
     ended = registry.system.run_ended
     if heard and _ends_run(launcher) and registry.lives and ended is None:

@@ -15,6 +15,8 @@ from ratchet.types import RolloutGroup, UnusedGroup
 
 HANDLER = f"{__name__}:by_reason"
 FILTER = f"{__name__}:most"
+MOST_SABOTAGE_S = 3600.0
+"""A trainer rightly gives up a batch that nothing can be finished for, for `batch_timeout_s`."""
 
 
 def by_reason(unused: UnusedGroup) -> str:
@@ -52,5 +54,5 @@ def draw_faults(seed: int, horizon: float) -> list[f.Fault]:
     if rng.random() > 0.3:
         return []
     at = round(rng.uniform(0, 0.7) * horizon, 3)
-    for_s = rng.choice([1.0, horizon / 4, horizon])
+    for_s = min(rng.choice([1.0, horizon / 4, horizon]), MOST_SABOTAGE_S)
     return [f.Sabotage(at, "abort", rng.choice([0.05, 0.4, 1.0]), for_s)]

@@ -32,7 +32,7 @@ from ratchet.runtime.node_config import LaunchOptions, node_config, node_role
 from ratchet.runtime.placement import Placement, TlsFiles
 from ratchet.runtime.prepare import check_role
 from ratchet.runtime.processes import LocalSupervisor
-from ratchet.runtime.registry_link import Gone, meet_registry, until_gone
+from ratchet.runtime.registry_link import Gone, end_run, meet_registry, until_gone
 from ratchet.runtime.role import RoleOutcome
 from ratchet.runtime.rundir import Links, host_run_directory, join_run_directory, read_links
 from ratchet.runtime.standby import stand_by, with_newest_term
@@ -207,20 +207,21 @@ class Launch:
         async with visit(
             registry, key=self._credentials.key, log=log, wire=self._wire(), run_id=run_id
         ) as link:
-            async with beside(
-                self._stop_in_order(link, running),
-                self._until_gone(link, run_id),
-                failed=self._kill.set,
-            ) as (_, watching):
+            async with (
+                beside(self._until_gone(link, run_id), failed=self._kill.set) as (gone,),
+                beside(
+                    self._stop_in_order(link, running),
+                    self._kill_after(gone),
+                    failed=self._kill.set,
+                ) as (_, killing),
+            ):
                 outcome = await running
+                await self._tell_end(link, outcome, gone)
             if outcome.replaced and self.kind == "trainer":
                 return await with_newest_term(outcome, link)
-            if self._ends_run and outcome.status in {"failed", "user_error"}:
-                if not outcome.replaced:
-                    link.end_run(self._end("failed", self._cause(outcome.detail)))
-            elif outcome.status == "stopped" and watching.done() and not watching.cancelled():
-                gone: Gone = watching.result()
-                return RoleOutcome("finished" if gone.over else "failed", gone.reason)
+            if outcome.status == "stopped" and killing.done() and not killing.cancelled():
+                over, reason = gone.result()
+                return RoleOutcome("finished" if over else "failed", reason)
             return outcome
 
     def _placement(self, run_id: str) -> Placement:
@@ -259,21 +260,33 @@ class Launch:
             await asyncio.wait({running}, timeout=_LAST_ROLE_S)
         self._kill.set()
 
-    def _cause(self, detail: str) -> str:
-        return detail if detail.startswith(self.name) else f"{self.name}: {detail}"
-
     def _end(self, status: EndStatus, reason: str) -> EndRun:
         return EndRun(f"launcher of {self.name}", status, reason)
 
     async def _until_gone(self, link: Visit, run_id: str) -> Gone:
-        """Wait for the end of the registry, and then end the role, if that does not."""
         if self.kind == "registry":
             await asyncio.Event().wait()  # its own end is told by its process
-        gone = await until_gone(link, run_id=run_id, wait_s=self._wait_s)
-        if gone.over:
+        return await until_gone(link, run_id=run_id, wait_s=self._wait_s)
+
+    async def _kill_after(self, gone: asyncio.Task[Gone]) -> None:
+        """End the role after the end of the registry, if it does not end itself."""
+        await asyncio.wait({gone})
+        if gone.result().over:
             await asyncio.sleep(_OVER_S)
         self._kill.set()
-        return gone
+
+    async def _tell_end(self, link: Visit, outcome: RoleOutcome, gone: asyncio.Task[Gone]) -> None:
+        """End the run with the role. If a registry that is away did not hear, all would wait on."""
+        goes_on = self.kind == "registry" or not self._ends_run or outcome.replaced
+        if goes_on or outcome.status in {"stopped", "run_failed"}:  # or the registry has told it
+            return
+        detail = outcome.detail
+        cause = detail if detail.startswith(self.name) else f"{self.name}: {detail}"
+        end = self._end("finished" if outcome.status == "finished" else "failed", cause)
+        telling = asyncio.create_task(end_run(link, end, wait_s=self._wait_s))
+        told = asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await self._unless_stopped(told)
+        telling.cancel()
 
     def result(self, outcome: RoleOutcome) -> str:
         """Return what there is to say of an end in order.

@@ -1,7 +1,9 @@
-"""What a launcher has to do with the registry of its run: find it, and notice when it is gone.
+"""What a launcher has to do with the registry of its run: find it, notice when it is gone, and tell
+it that the run is over.
 
 Consumes a visit, produces the description of the run, or the reason why there is none. Waits for
-the registry to come up (`meet_registry`) and for its end (`until_gone`), with a deadline each.
+the registry to come up (`meet_registry`, `end_run`) and for its end (`until_gone`), with a deadline
+each.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ratchet.errors import (
     RunFailed,
     UserError,
 )
-from ratchet.messages import RunDescribed
+from ratchet.messages import EndRun, RunDescribed
 from ratchet.runtime.role import EndOfActor
 from ratchet.runtime.visitor import Visit
 
@@ -83,6 +85,21 @@ async def until_gone(link: Visit, *, run_id: str, wait_s: float) -> Gone:
             again = await meet_registry(link, where=REGISTRY, wait_s=wait_s, say=lambda _: None)
         if again is None or again.run_id != run_id:
             return Gone(over=False, reason=f"the registry was lost and did not come back: {reason}")
+
+
+async def end_run(link: Visit, message: EndRun, *, wait_s: float) -> bool:
+    """End the run everywhere: a registry that is away is told when it is back. Return whether one
+    has heard it within `wait_s` seconds.
+    """
+    with contextlib.suppress(TimeoutError, AskTimeout):
+        async with asyncio.timeout(wait_s):
+            while True:
+                link.end_run(message)
+                with contextlib.suppress(ActorDead):
+                    await link.describe(wait_s)
+                    return True  # what was told before is heard before
+                await asyncio.sleep(_PAUSE_S)
+    return False
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.config import small_config
 from tests.helpers.launched import make_token
 
-from ratchet.errors import ConfigError, RunFailed, UserError
+from ratchet.errors import ActorDead, ConfigError, RunFailed, UserError
 from ratchet.messages import EndRun, RunDescribed
 from ratchet.runtime import launch as launch_module
 from ratchet.runtime.launch import Launch
@@ -38,6 +38,7 @@ class World:
         self.placement: Placement | None = None
         self.config = CONFIG.to_toml()
         self.listens = True
+        self.away = 0
 
     def launch(self, kind: Any, **options: Any) -> Launch:
         self.ends = asyncio.Queue[RoleOutcome]()  # a queue belongs to one loop
@@ -79,6 +80,12 @@ class World:
 
     def end_run(self, message: EndRun) -> None:
         self.told.append(message)
+
+    async def describe(self, timeout_s: float) -> RunDescribed:
+        if self.away:
+            self.away -= 1
+            raise ActorDead("registry could not be reached")
+        return await self.meet()
 
     async def meet(self, *args: Any, **kwargs: Any) -> RunDescribed:
         return RunDescribed("run-1", self.config, RunStatus("x", 1.0, 1, self.live, 0, 0, ()))
@@ -293,10 +300,39 @@ def test_a_trainer_that_is_given_up_ends_the_run_with_its_cause(world: World, st
     assert world.told[-1].reason == "buffer died"
 
 
+def test_a_registry_that_is_away_is_told_of_the_end_when_it_is_back(world: World) -> None:
+    world.away = 2  # the word to an earlier life of it was lost, and all others waited for ever
+    outcome = RoleOutcome("finished", "3 steps")
+    assert played(world.launch("trainer"), lambda: world.ends.put_nowait(outcome)) == outcome
+    assert [told.status for told in world.told] == ["finished"] * 3
+
+
+def test_a_registry_that_has_stopped_is_not_told(world: World) -> None:
+    world.away = 10**6
+
+    def act() -> None:
+        world.ends.put_nowait(RoleOutcome("failed", "no memory"))
+        asyncio.get_running_loop().call_later(0.05, world.gone.put_nowait, Gone(True, "stopped"))
+
+    assert played(world.launch("trainer"), act).detail == "no memory"
+    assert world.told
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_registry_that_is_away(world: World) -> None:
+    world.away = 10**6
+    launched = world.launch("trainer", wait_s=1e6)
+
+    def act() -> None:
+        world.ends.put_nowait(RoleOutcome("failed", "no memory"))
+        asyncio.get_running_loop().call_later(0.05, launched.request_stop)
+
+    assert played(launched, act).detail == "no memory"
+
+
 @pytest.mark.parametrize(
     "outcome",
     [
-        RoleOutcome("finished", "3 steps"),
+        RoleOutcome("stopped", "interrupted"),
         RoleOutcome("run_failed", "buffer: x"),
         RoleOutcome("user_error", "a newer process has taken the name", replaced=True),
     ],
@@ -393,7 +429,7 @@ def test_a_standby_starts_a_trainer_when_the_place_is_vacant_and_stands_by_when_
         "trainer-0: term 1 is fenced; term 2",
         "trainer-0 takes over: trainer-0 is gone: again",
     ]
-    assert world.told == []
+    assert [told.status for told in world.told] == ["finished"]
 
 
 def test_a_standby_that_is_not_needed_ends_with_the_run_or_when_told_to(

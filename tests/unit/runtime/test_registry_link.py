@@ -19,8 +19,8 @@ from ratchet.errors import (
     RunFailed,
     UserError,
 )
-from ratchet.messages import Down, RunDescribed
-from ratchet.runtime.registry_link import Gone, meet_registry, until_gone
+from ratchet.messages import Down, EndRun, RunDescribed
+from ratchet.runtime.registry_link import Gone, end_run, meet_registry, until_gone
 from ratchet.status import RunStatus
 
 STATUS = RunStatus("x", 1.0, 0, None, None, 0, ())
@@ -35,6 +35,7 @@ class Link:
         self.run_id = "run-1"
         self.dials = SimpleNamespace(error=None)
         self.watchers: list[Any] = []
+        self.told: list[EndRun] = []
         self.registry = SimpleNamespace(watch=self.watchers.append)
 
     async def describe(self, timeout_s: float) -> RunDescribed:
@@ -46,6 +47,9 @@ class Link:
         self.dials.error = ConnectionRefusedError("nobody there")
         await asyncio.sleep(min(30.0, timeout_s, self.up_at - now))  # the delivery deadline
         raise ActorDead("could not be reached")
+
+    def end_run(self, message: EndRun) -> None:
+        self.told.append(message)
 
     def end(self, reason: str) -> None:
         """The registry has ended."""
@@ -154,3 +158,16 @@ def test_one_that_does_not_come_back_is_gone_and_so_is_one_with_another_run() ->
         gone, then = gone_after(act)
         assert gone == Gone(False, "the registry was lost and did not come back: it died")
         assert then == pytest.approx(at, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("up_at", "heard", "at"), [(0.0, True, 0.0), (50.0, True, 50.2), (1e9, False, 70.0)]
+)
+def test_the_end_of_the_run_is_told_until_it_is_heard(up_at: float, heard: bool, at: float) -> None:
+    async def body() -> tuple[bool, float]:
+        link: Any = Link(up_at)
+        was_heard = await end_run(link, EndRun("me", "failed", "no memory"), wait_s=70.0)
+        assert len(link.told) == 1 + (up_at > 0.0) * 2  # once to each try: it may have been lost
+        return was_heard, asyncio.get_running_loop().time()
+
+    assert virtually(body) == (heard, pytest.approx(at, abs=0.5))
