@@ -23,15 +23,15 @@ from tests.simulation.memory_groups import MemoryGroup, Mesh, Store
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights import (
+    deadline,
     gathering,
-    groups,
     inbox,
     link,
     meeting,
     sender,
     worker,
 )
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +219,7 @@ class Fabric:
             (gathering, "_POLL_S", _POLL_S),
             (inbox, "threading", threads),
             (meeting, "monotonic", threads.now),
-            (groups, "time", SimpleNamespace(monotonic=threads.now, sleep=threads.sleep)),
+            (deadline, "time", SimpleNamespace(monotonic=threads.now)),
             (sender, "serve_store", self.serve),
             (sender, "uuid", SimpleNamespace(uuid4=lambda: next(ids))),
         ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.fabric import Fabric
     from tests.simulation.loop import Process
 
-    from ratchet.transport.weights.groups import Deadline
+    from ratchet.transport.weights.deadline import Deadline
 
 
 class Store:

@@ -20,9 +20,9 @@ import torch
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, ProbedSink, WeightSink
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.digest import trailer_digest
 from ratchet.transport.weights.finalize import proof_of
-from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Go, Ready, announce, wait_for_go
 from ratchet.transport.weights.outside import (

@@ -33,7 +33,7 @@ from ratchet.types import WeightManifest
 if TYPE_CHECKING:
     import torch
 
-    from ratchet.transport.weights.groups import Deadline
+    from ratchet.transport.weights.deadline import Deadline
 
 T = TypeVar("T")
 _START_S: Final = 1.0

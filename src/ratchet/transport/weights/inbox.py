@@ -16,7 +16,7 @@ from ratchet.errors import TransferFailed
 from ratchet.transport.weights.finalize import Arrived
 
 if TYPE_CHECKING:
-    from ratchet.transport.weights.groups import Deadline
+    from ratchet.transport.weights.deadline import Deadline
 
 
 class EngineStuck(TransferFailed):

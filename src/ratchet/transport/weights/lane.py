@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.gathering import Gathering
-from ratchet.transport.weights.groups import Deadline, Group
+from ratchet.transport.weights.groups import Group
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import Answers, Go, Ready, gather_ready, patience_s
 from ratchet.transport.weights.stream import send_round

@@ -15,13 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.groups import (
-    Deadline,
-    GlooGroup,
-    Group,
-    NcclGroup,
-    called,
-)
+from ratchet.transport.weights.deadline import Deadline
+from ratchet.transport.weights.groups import GlooGroup, Group, NcclGroup, called
 from ratchet.transport.weights.outside import OutsideGroup
 from ratchet.transport.weights.shared import SharedRing
 from ratchet.transport.weights.shared_reader import SharedReader

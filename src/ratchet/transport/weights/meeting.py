@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.groups import Deadline, called
+from ratchet.transport.weights.deadline import Deadline
+from ratchet.transport.weights.groups import called
 from ratchet.transport.weights.link import Link
 from ratchet.types import WeightRoute
 

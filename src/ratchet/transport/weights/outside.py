@@ -21,7 +21,8 @@ from torch import distributed as dist
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.base import WeightSink
-from ratchet.transport.weights.groups import Deadline, GlooGroup, Group, NcclGroup
+from ratchet.transport.weights.deadline import Deadline
+from ratchet.transport.weights.groups import GlooGroup, Group, NcclGroup
 from ratchet.types import TensorSlot
 
 if TYPE_CHECKING:

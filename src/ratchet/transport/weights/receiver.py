@@ -19,8 +19,9 @@ import torch
 from ratchet.config import WeightsConfig
 from ratchet.errors import TransferFailed, WeightsMismatch
 from ratchet.transport.weights.base import LoadReport, WeightSink
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.finalize import finalize
-from ratchet.transport.weights.groups import Deadline, check_backend, device_of
+from ratchet.transport.weights.groups import check_backend, device_of
 from ratchet.transport.weights.inbox import EngineStuck, Inbox
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import (

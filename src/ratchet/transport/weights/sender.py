@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ratchet.config import WeightsConfig
 from ratchet.errors import ConfigError, TransferFailed
 from ratchet.transport.weights.base import SendReport, WeightSource
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.direct_lane import DirectLane
 from ratchet.transport.weights.gathering import Gathering
-from ratchet.transport.weights.groups import Deadline, check_backend, choose_backend, device_of
+from ratchet.transport.weights.groups import check_backend, choose_backend, device_of
 from ratchet.transport.weights.lane import Lane, LanePlan
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import GRACE_S, Answers

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.digest import trailer_bytes
-from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.shared_door import POLL_MS, SAYS, Door, Visitor, name_of
 from ratchet.transport.weights.shared_segment import OwnSegment
 

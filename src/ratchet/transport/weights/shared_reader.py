@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import host_bytes
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.digest import trailer_bytes
 from ratchet.transport.weights.finalize import Arrived
-from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.plan import slots_by_bucket
 from ratchet.transport.weights.shared_door import POLL_MS, ROOM, SAYS, knock, name_of
 from ratchet.transport.weights.shared_segment import HELLO_BYTES, SeenSegment

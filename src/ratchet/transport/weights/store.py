@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import distributed as dist
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.groups import Deadline, called
+from ratchet.transport.weights.deadline import Deadline
+from ratchet.transport.weights.groups import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable

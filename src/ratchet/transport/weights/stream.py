@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from ratchet.transport.weights.buckets import host_bytes
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.digest import trailer_bytes
 from ratchet.transport.weights.finalize import Arrived
 from ratchet.transport.weights.gathering import Gathering
-from ratchet.transport.weights.groups import Deadline, Group
+from ratchet.transport.weights.groups import Group
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.pieces import pieces_of

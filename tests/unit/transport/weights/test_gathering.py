@@ -15,10 +15,10 @@ from ratchet.errors import TransferFailed
 from ratchet.transport.weights import gathered as gathered_module
 from ratchet.transport.weights import gathering as module
 from ratchet.transport.weights.buckets import view
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.digest import make_trailer, whole_digest
 from ratchet.transport.weights.gathered import Gathered
 from ratchet.transport.weights.gathering import Gathering
-from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.pieces import pieces_of
 from ratchet.transport.weights.plan import make_manifest, slots_by_bucket
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.store import serve_store
 

@@ -9,7 +9,7 @@ import torch
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights import meeting as meeting_module
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.meeting import (
     Answers,

@@ -18,8 +18,8 @@ import torch
 from tests.helpers.weights import make_tensors, specs_of
 
 from ratchet.errors import TransferFailed
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.finalize import Arrived
-from ratchet.transport.weights.groups import Deadline
 from ratchet.transport.weights.plan import make_manifest
 from ratchet.transport.weights.shared import SharedRing, Sharing
 from ratchet.transport.weights.shared_door import host_id

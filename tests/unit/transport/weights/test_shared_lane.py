@@ -18,7 +18,7 @@ from ratchet.config import WeightsConfig
 from ratchet.transport.weights import shared as shared_module
 from ratchet.transport.weights import shared_reader
 from ratchet.transport.weights.base import LoadReport, SendReport
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.registry import open_receiver, open_sender
 
 BOTH = ("here/a", "there/a")

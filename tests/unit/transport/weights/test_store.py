@@ -9,7 +9,7 @@ import pytest
 
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights import store as store_module
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.store import connect_store, serve_store
 
 HOST = "127.0.0.1"

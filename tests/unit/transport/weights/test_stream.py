@@ -10,7 +10,7 @@ import torch
 from tests.helpers.weights import make_tensors, specs_of
 
 from ratchet.errors import TransferFailed
-from ratchet.transport.weights.groups import Deadline
+from ratchet.transport.weights.deadline import Deadline
 from ratchet.transport.weights.inbox import Inbox
 from ratchet.transport.weights.link import Link
 from ratchet.transport.weights.plan import make_manifest

@@ -23,7 +23,8 @@ from ratchet.backends.rollout.sglang.client import CallFailed
 from ratchet.backends.rollout.sglang.session import LEAVE_S
 from ratchet.errors import TransferFailed
 from ratchet.transport.weights.buckets import flat_bytes
-from ratchet.transport.weights.groups import Deadline, called
+from ratchet.transport.weights.deadline import Deadline
+from ratchet.transport.weights.groups import called
 from ratchet.transport.weights.outside import DEVICES, server_store
 from ratchet.transport.weights.store import serve_store
 from ratchet.transport.weights.worker import Worker
