@@ -178,7 +178,7 @@ class Sender:
                 await self._gone.wait()
 
     def _incarnation(self) -> str | None:
-        return self._node._peer(self._receiver).incarnation
+        return self._node._peer(self._receiver).lives.present
 
     def _next(self, lane: str) -> int:
         number = self._numbers[lane]

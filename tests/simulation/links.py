@@ -63,7 +63,7 @@ class Links:
         if any(queue[0].deadline < overdue and not queue[0].begun for queue in queues if queue):
             yield "I6", f"{host.name} still wants to tell {peer.name} something"
         other = self._network.hosts.get(peer.name)
-        if other is None or other.incarnation != peer.incarnation or other.stopped_at is None:
+        if other is None or other.incarnation != peer.lives.present or other.stopped_at is None:
             return
         silent = other.lives and other.stopped_at < now - self.patience_s
         if self._exact and peer.connected and silent:

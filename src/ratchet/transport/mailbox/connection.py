@@ -86,6 +86,8 @@ class Connection(Guest):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         """ends when the hello is over; an error says why there is no link"""
         self.opened.add_done_callback(_retrieve)
+        self.made_at = 0.0
+        """when it was there, before its hello, on the loop's clock"""
         self.remote = ""
         """where the other end is, for people to read"""
         self.paused = False
@@ -97,6 +99,7 @@ class Connection(Guest):
         """Start the hello."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what asyncio promises
         self._transport = transport
+        self.made_at = self._loop.time()
         self.remote = _readable(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
         _bound_buffers(transport)

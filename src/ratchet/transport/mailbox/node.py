@@ -160,7 +160,7 @@ class Node:
         return tuple(
             PeerStatus(
                 name=peer.name,
-                incarnation=peer.incarnation,
+                incarnation=peer.lives.present,
                 connected=peer.connected,
                 silent_s=peer.silent_s,
                 num_queued=peer.session.num_queued,
@@ -229,7 +229,7 @@ class Node:
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
-            peer.incarnation = self._former.pop(name, None)
+            peer.lives.present = self._former.pop(name, None)
             if self._closed:
                 peer.refusal.note(ActorDead(f"{self.name} has stopped"))
         return peer
@@ -248,8 +248,8 @@ class Node:
             if not peer.spent or name in in_hello or self.where(name) or self._has_ref(name):
                 continue
             del self._peers[name]
-            if peer.incarnation is not None:
-                self._former[name] = peer.incarnation
+            if peer.lives.present is not None:
+                self._former[name] = peer.lives.present
         while len(self._former) > _MAX_FORMER:
             del self._former[next(iter(self._former))]
 
@@ -326,7 +326,7 @@ class Node:
         if self._closed or hello.name == self.name:
             raise Refused("name", f"{self.name} takes no link from {hello.name} now")
         peer = self._peer(hello.name)
-        if not peer.admits(hello.incarnation):
+        if not peer.lives.admits(hello.incarnation):
             raise Refused("replaced", f"a newer process has taken the name {hello.name}")
         return peer.session
 

@@ -19,9 +19,8 @@ A verdict ends the session: what was not acknowledged becomes dead letters, asks
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from ratchet.errors import ActorDead, AuthFailed, ProtocolError, RatchetError
 from ratchet.transport.mailbox.address import Address
@@ -32,12 +31,11 @@ from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.frames import Bye, LinkFrame
 from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.lives import Lives
 from ratchet.transport.mailbox.outgoing import Outgoing
 from ratchet.transport.mailbox.refusal import Refusal
 from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.shared import Array, Unreadable
-
-_MAX_RETIRED: Final = 64
 
 SessionKey = tuple[str, str | None]
 
@@ -47,7 +45,7 @@ class Peer:
 
     def __init__(self, name: str, hub: Hub, limits: Limits, new_life: Callable[[], str]) -> None:
         self.name = name
-        self.incarnation: str | None = None
+        self.lives = Lives(lambda life: hub.is_newest(name, life))
         self.gone: RatchetError | None = None
         """how its last life ended; None before the first and during each"""
         self.silent_s = 0.0
@@ -66,9 +64,6 @@ class Peer:
         object, as the next life may tell of the same place
         """
         self._dialler = Dialler(self, hub, limits, self._wants_connection)
-        self._retired: deque[str] = deque(maxlen=_MAX_RETIRED)
-        self._earlier: deque[str] = deque(maxlen=_MAX_RETIRED)
-        """incarnations that had a session with this life of ours, before the present one"""
         self._heard = False
 
     @property
@@ -159,48 +154,28 @@ class Peer:
         self._news("link_cut", peer=self.name)
         self._dialler.start(yielding=self._hub.name > self.name)
 
-    def admits(self, incarnation: str) -> bool:
-        """Tell whether an incarnation is not one that a newer one has replaced: by the registry's
-        word, or as long as there is none, by the order in which they came here.
-        """
-        newest = self._hub.is_newest(self.name, incarnation)
-        return incarnation not in self._retired if newest is None else newest
-
-    def _retire(self, incarnation: str, newer: str) -> None:
-        """Let an incarnation in no more, unless the registry has brought the other one back: its
-        word on this one is still to come.
-        """
-        if not self._hub.is_newest(self.name, newer):
-            self._retired.append(incarnation)
-
-    def _readmit(self, incarnation: str) -> None:
-        """Begin anew with a process that was replaced here. It may remember the session that it had
-        before, so it has to dial once more, and finds another one.
-        """
-        if incarnation in self._retired:
-            self._retired.remove(incarnation)
-        self._give_up(ActorDead(f"{self.name} has been replaced"), life=self._new_life())
-
     def take(self, connection: Connection) -> bool:
         """Use a connection that has just opened, unless the present one is to be kept."""
         hello = connection.handshake.peer
         # a newer process may have come during the hello
-        if hello is None or not self.admits(hello.incarnation) or not self._prefers(connection):
+        if hello is None or not self.lives.admits(hello.incarnation):
             return False
-        if hello.incarnation in self._retired or hello.incarnation in self._earlier:
-            self._readmit(hello.incarnation)
+        late = self.lives.comes_late(hello.incarnation, connection.made_at)
+        if late or not self._prefers(connection):
             return False
-        previous_life = self.incarnation
-        if previous_life is not None and previous_life != hello.incarnation:
-            self._retire(previous_life, hello.incarnation)
+        if self.lives.comes_back(hello.incarnation):
+            # it may remember the session that it had before: it dials once more, and finds another
+            self._give_up(ActorDead(f"{self.name} has been replaced"), life=self._new_life())
+            return False
+        previous_life = self.lives.present
+        if replaces := self.lives.come(hello.incarnation, connection.made_at):
             self._stale = self._hub.where(self.name)
         previous, self._out.connection = self._out.connection, None
         if self.session.knows_other(connection.handshake.peer_life):
-            same = self.incarnation == hello.incarnation
-            if previous_life is not None and not same:
-                self._earlier.append(previous_life)
-            text = f"{self.name} gave this node up" if same else f"{self.name} has restarted"
-            self._give_up(ActorDead(text), life=self.session.life)
+            if previous_life is not None and replaces:
+                self.lives.had_session(previous_life)
+            text = "has restarted" if replaces else "gave this node up"
+            self._give_up(ActorDead(f"{self.name} {text}"), life=self.session.life)
         if previous is not None:
             previous.abort()
         try:
@@ -213,14 +188,13 @@ class Peer:
         except ProtocolError as error:
             self.end(ActorDead(f"the link to {self.name} broke: {error}"))
             raise
-        self.incarnation = hello.incarnation
         self.gone = self._cut_at = None
         self.refusal.forget()
         self.silent_s = 0.0
         self._out.connection = connection
         self._opened_at = self._loop.time()
         self._heard = True
-        self._news("link_open", peer=self.name, incarnation=self.incarnation)
+        self._news("link_open", peer=self.name, incarnation=hello.incarnation)
         self._out.gather()
         return True
 
@@ -279,7 +253,7 @@ class Peer:
 
     def _give_up(self, error: RatchetError, *, life: str) -> None:
         if life != self.session.life:
-            self._earlier.clear()
+            self.lives.begin_anew()
         lost = self.session.end(life)
         self._cut_at = None
         self.silent_s = 0.0
@@ -338,7 +312,7 @@ class Peer:
             self._out.connection is None
             and self.session.peer_life is None
             and self.session.idle
-            and not self._retired
+            and not self.lives.has_replaced
         )
 
     @property
