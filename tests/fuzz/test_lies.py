@@ -39,15 +39,15 @@ def test_only_who_was_asked_can_answer() -> None:
         [question] = await b.inbox.has(1)
         for number in range(9):
             answer = encode_envelope(Answer(number, VersionBurnt(666)))
-            c.node._peer("a").send(CONTROL, answer)
+            c.node._peers["a"].send(CONTROL, answer)
             failure = encode_note(Failure(number, "ActorDead", "says c"))
-            c.node._peer("a").send(CONTROL, failure)
+            c.node._peers["a"].send(CONTROL, failure)
         c.node.ref("a").tell(AbortLoad(0, 1, "after the lies"))
         await a.inbox.has(2)
         assert not reply.done()
         assert question == BurnVersion(0, 1, "")
         [ask_id] = a.node._calls._asked
-        b.node._peer("a").send(CONTROL, encode_envelope(Answer(ask_id, VersionBurnt(1))))
+        b.node._peers["a"].send(CONTROL, encode_envelope(Answer(ask_id, VersionBurnt(1))))
         assert await reply == VersionBurnt(1)
 
     among(scene)
@@ -60,7 +60,7 @@ def test_only_the_watched_end_can_say_that_it_has_ended() -> None:
         a.node.ref("b").tell(AbortLoad(0, 2, "after the watch"))
         await b.inbox.has(1)
         for number in range(9):
-            c.node._peer("a").send(CONTROL, encode_note(Ended(number, "says c")))
+            c.node._peers["a"].send(CONTROL, encode_note(Ended(number, "says c")))
         c.node.ref("a").tell(AbortLoad(0, 1, "after the lies"))
         assert await a.inbox.has(2) == [
             AbortLoad(0, 0, "open the link"),
@@ -80,7 +80,7 @@ def test_an_ask_without_a_deadline_is_refused_where_it_arrives(timeout: float) -
         del town, b
         ask_id, reply = c.node._calls.open_ask("a", "BurnVersion", 5.0)
         request = Request("c", "a", None, None, ask_id, timeout, BurnVersion(0, 1, ""))
-        c.node._peer("a").send(CONTROL, encode_envelope(request))
+        c.node._peers["a"].send(CONTROL, encode_envelope(request))
         with pytest.raises(HandlerFailed, match="deadline"):
             await reply
         assert a.inbox.told == [AbortLoad(0, 0, "open the link")]

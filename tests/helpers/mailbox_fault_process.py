@@ -165,7 +165,7 @@ class Sender:
     async def watch(self) -> None:
         """Keep a watch on each life of the receiver."""
         question = BurnVersion(self._orders.life, -1, self._orders.name)
-        while self._node._peer(self._receiver).refusal.error is None:
+        while self._node._peers[self._receiver].refusal.error is None:
             self._gone.clear()
             try:
                 await self._ref.ask(question, block=False, timeout=60.0)
@@ -178,7 +178,7 @@ class Sender:
                 await self._gone.wait()
 
     def _incarnation(self) -> str | None:
-        return self._node._peer(self._receiver).lives.present
+        return self._node._peers[self._receiver].lives.present
 
     def _next(self, lane: str) -> int:
         number = self._numbers[lane]
@@ -215,7 +215,7 @@ class Sender:
     @property
     def settled(self) -> bool:
         """All that was given is delivered or dead."""
-        return not self._asks and self._node._peer(self._receiver).session.idle
+        return not self._asks and self._node._peers[self._receiver].session.idle
 
 
 async def flow(senders: list[Sender], orders: Orders) -> None:

@@ -260,7 +260,7 @@ def test_a_stopped_process_is_not_dead(tmp_path: Path) -> None:
                 ref.tell(AbortLoad(0, number, "x" * 100))
             await here.log.has("peer_silent")
             assert loop.time() - begin >= 1.0
-            assert here.node.peers()[0].connected
+            assert here.node.links()[0].connected
             receiver.send_signal(signal.SIGCONT)
             assert await echo(ref, 2) == VersionBurnt(2)
             assert here.received("receiver", 1) == list(range(5000))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from ratchet.errors import ActorDead, ConfigError, RatchetError
 from ratchet.status import LinkRow
@@ -28,27 +27,13 @@ from ratchet.transport.mailbox.hello import NONCE_BYTES, Handshake, Identity, Re
 from ratchet.transport.mailbox.hub import Log
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.peer import Peer
-from ratchet.transport.mailbox.refs import HomeRef, RemoteRef
+from ratchet.transport.mailbox.peers import Peers
+from ratchet.transport.mailbox.refs import HomeRef, Refs, RemoteRef
 from ratchet.transport.mailbox.session import Session
 from ratchet.transport.mailbox.shared import File, Loan, make_probe
 from ratchet.transport.mailbox.wire import Listener, SocketWire, Wire
 
 _MIN_KEY_BYTES: Final = 16
-_MAX_FORMER: Final = 1024
-
-
-class PeerStatus(NamedTuple):
-    """A link at one moment. A process may live while its loop does not respond: `connected` tells
-    the one, `silent_s` the other.
-    """
-
-    name: str
-    incarnation: str | None
-    connected: bool
-    silent_s: float
-    num_queued: int
-    num_in_flight: int
-    trouble: str | None
 
 
 class Node:
@@ -116,14 +101,12 @@ class Node:
             dead_letters=dead_letters,
             limits=limits,
         )
-        self._peers: dict[str, Peer] = {}
-        self._refs: dict[str, Ref] = {}
+        self._peers = Peers(self._new_peer)
+        self._refs = Refs()
         self._listener: Listener | None = None
         self._probe: File | None = None
         self._copies = Copies()
         self._connections = Connections(name, limits.connections, log)
-        self._former: dict[str, str] = {}
-        """the last incarnation of each peer that was forgotten: what replaces it must stay newer"""
         self._progress = asyncio.Event()
         """set whenever `stop` may have one thing less to wait for"""
         self._ticker: asyncio.TimerHandle | None = None
@@ -151,31 +134,13 @@ class Node:
             if name == self.name or self._local(name) is not None:
                 self._refs[name] = HomeRef(name, self._local, self._dispatcher)
             else:
-                remote = RemoteRef(self.name, self._peer(name), self._calls, self._dispatcher)
+                remote = RemoteRef(self.name, self._peers[name], self._calls, self._dispatcher)
                 self._refs[name] = remote
         return self._refs[name]
 
-    def peers(self) -> tuple[PeerStatus, ...]:
-        """Return every link as it is now."""
-        return tuple(
-            PeerStatus(
-                name=peer.name,
-                incarnation=peer.lives.present,
-                connected=peer.connected,
-                silent_s=peer.silent_s,
-                num_queued=peer.session.num_queued,
-                num_in_flight=peer.session.num_in_flight,
-                trouble=None if peer.trouble is None else str(peer.trouble),
-            )
-            for peer in self._peers.values()
-        )
-
     def links(self) -> tuple[LinkRow, ...]:
         """Return every link as it is now, as others may read it."""
-        return tuple(
-            LinkRow(p.name, p.connected, p.silent_s, p.num_queued, p.num_in_flight, p.trouble)
-            for p in self.peers()
-        )
+        return self._peers.links()
 
     def waits(self) -> tuple[Wait, ...]:
         """Return every open ask of this process: who waits, on whom, for what, until when."""
@@ -225,13 +190,10 @@ class Node:
 
     # --- peers
 
-    def _peer(self, name: str) -> Peer:
-        peer = self._peers.get(name)
-        if peer is None:
-            peer = self._peers[name] = Peer(name, self, self._limits, self._new_id)
-            peer.lives.present = self._former.pop(name, None)
-            if self._closed:
-                peer.refusal.note(ActorDead(f"{self.name} has stopped"))
+    def _new_peer(self, name: str) -> Peer:
+        peer = Peer(name, self, self._limits, self._new_id)
+        if self._closed:
+            peer.refusal.note(ActorDead(f"{self.name} has stopped"))
         return peer
 
     def _tick(self) -> None:
@@ -244,26 +206,11 @@ class Node:
     def _forget(self) -> None:
         """Drop the peers of which nothing is left but the name: visitors that have gone."""
         in_hello = self._connections.names_in_hello()
-        for name, peer in tuple(self._peers.items()):
-            if not peer.spent or name in in_hello or self.where(name) or self._has_ref(name):
-                continue
-            del self._peers[name]
-            if peer.lives.present is not None:
-                self._former[name] = peer.lives.present
-        while len(self._former) > _MAX_FORMER:
-            del self._former[next(iter(self._former))]
 
-    def _has_ref(self, name: str) -> bool:
-        """Tell whether anybody still holds a ref to the peer; forget one that nobody holds."""
-        ref = self._refs.pop(name, None)
-        if ref is None:
-            return False
-        held = weakref.ref(ref)
-        del ref
-        if (ref := held()) is None:
-            return False
-        self._refs[name] = ref
-        return True
+        def is_of_use(name: str) -> bool:
+            return name in in_hello or self.where(name) is not None or self._refs.is_held(name)
+
+        self._peers.forget(is_of_use)
 
     def where(self, name: str) -> Address | None:
         """Return the address to dial, or None if nobody knows it: `Hub`."""
@@ -325,7 +272,7 @@ class Node:
     def _session_with(self, hello: Hello) -> Session:
         if self._closed or hello.name == self.name:
             raise Refused("name", f"{self.name} takes no link from {hello.name} now")
-        peer = self._peer(hello.name)
+        peer = self._peers[hello.name]
         if not peer.lives.admits(hello.incarnation):
             raise Refused("replaced", f"a newer process has taken the name {hello.name}")
         return peer.session
@@ -335,7 +282,7 @@ class Node:
         hello = connection.handshake.peer
         if hello is None:
             return None
-        peer = self._peer(hello.name)
+        peer = self._peers[hello.name]
         return peer if peer.take(connection) else None
 
     def on_hello_failed(self, connection: Connection, error: Exception) -> None:

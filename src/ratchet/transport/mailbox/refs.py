@@ -7,6 +7,7 @@ unblocks it.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -144,3 +145,19 @@ def _failed(error: RatchetError) -> asyncio.Future[R]:
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
     return future
+
+
+class Refs(dict[str, Ref]):
+    """The refs of a node by name."""
+
+    def is_held(self, name: str) -> bool:
+        """Tell whether anybody still holds a ref to an actor; forget one that nobody holds."""
+        ref = self.pop(name, None)
+        if ref is None:
+            return False
+        held = weakref.ref(ref)
+        del ref
+        if (ref := held()) is None:
+            return False
+        self[name] = ref
+        return True

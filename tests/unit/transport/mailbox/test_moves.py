@@ -224,7 +224,7 @@ def test_where_an_earlier_life_listened_says_nothing_of_the_next() -> None:
         reborn = await start_b(town)
         reborn.node.ref("a").tell(BurnVersion(0, 1, ""))  # nobody has told where it is
         await a.inbox.has(2)
-        peer = a.node._peer("b")
+        peer = a.node._peers["b"]
         kept, peer._out.connection = peer._out.connection, None
         peer.on_absent()
         assert peer.gone is None

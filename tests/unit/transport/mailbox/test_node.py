@@ -197,7 +197,7 @@ def test_a_late_and_a_second_reply_are_counted_and_ignored() -> None:
         b.inbox.answer = echo
         reply = await ask(a.node.ref("b"), 5)
         for ask_id in (1, 2):  # the one that timed out, and the one that has its reply
-            b.node._peer("a").send(CONTROL, encode_envelope(Answer(ask_id, VersionBurnt(9))))
+            b.node._peers["a"].send(CONTROL, encode_envelope(Answer(ask_id, VersionBurnt(9))))
         assert await ask(a.node.ref("b"), 6) == VersionBurnt(6)
         assert reply == VersionBurnt(5)
         assert a.node.num_late_replies == 2
@@ -279,7 +279,7 @@ def test_a_long_message_leaves_the_loop_to_others() -> None:
         b.inbox.answer = echo
         await ask(a.node.ref("b"))
         await asyncio.sleep(1.0)
-        session = a.node._peer("b").session
+        session = a.node._peers["b"].session
         a.node.ref("b").tell(bulk(1, 64 << 20))
         most = 0
         while len(b.inbox.told) < 2:
@@ -401,12 +401,12 @@ def test_dials_that_cross_lose_and_double_nothing() -> None:
                 cut(town)
                 # both notice and dial at once
                 for host, other in ((a, "b"), (b, "a")):
-                    host.node._peer(other)._dialler.start()
+                    host.node._peers[other]._dialler.start()
         await asyncio.sleep(5.0)
         assert numbers(a.inbox.told) == numbers(b.inbox.told) == list(range(100))
         assert len(a.node._connections) == len(b.node._connections) == 1
         # the one that the smaller name has dialled
-        connection = a.node._peer("b")._out.connection
+        connection = a.node._peers["b"]._out.connection
         assert connection is not None
         assert connection.handshake.dials
 
@@ -426,7 +426,7 @@ def test_of_two_dials_that_cross_both_keep_the_same_one(names: tuple[str, str]) 
         assert town.wire.num_dials == 2
         for host, other in ((town.hosts["a"], "b"), (town.hosts["b"], "a")):
             assert len(host.node._connections) == 1
-            connection = host.node._peer(other)._out.connection
+            connection = host.node._peers[other]._out.connection
             assert connection is not None
             assert connection.handshake.dials == (other == "b")
             assert numbers(host.inbox.told) == [1]
@@ -442,13 +442,13 @@ def test_a_peer_that_lost_the_connection_unseen_gets_a_new_one() -> None:
         a.node.ref("b").tell(note(1))
         await b.inbox.has(1)
         await asyncio.sleep(10.0)
-        peer = b.node._peer("a")
+        peer = b.node._peers["a"]
         old = peer._out.connection
         assert old is not None
         peer.on_cut(old)  # and its end is not closed
         b.node.ref("a").tell(note(2))
         await a.inbox.has(1)
-        assert b.node._peer("a")._out.connection is not old
+        assert b.node._peers["a"]._out.connection is not old
         assert not a.letters.all
 
     virtual(scene)
@@ -475,7 +475,7 @@ def test_a_killed_peer_is_known_dead_in_well_under_a_second() -> None:
         assert len(a.inbox.told) == 2
         await asyncio.sleep(100.0)
         assert len(a.inbox.told) == 2
-        [status] = a.node.peers()
+        [status] = a.node.links()
         assert not status.connected
         assert status.trouble == "the process of b has ended"
 
@@ -519,7 +519,7 @@ def test_a_restarted_peer_gets_nothing_that_was_sent_to_its_last_life() -> None:
         assert reborn.inbox.told[0] == note(3)
         assert [m for _, m, _ in a.letters.all] == [note(1)]
         assert [type(m) for m in a.inbox.told] == [Down]
-        assert a.node.peers()[0].incarnation == "b/3"
+        assert a.node._peers["b"].lives.present == "b/3"
 
     virtual(scene)
 
@@ -532,14 +532,14 @@ def test_a_peer_restarted_unseen_is_told_by_its_hello() -> None:
         a.node.ref("b").watch(a.inbox)
         a.node.ref("b").tell(note(0))
         await b.inbox.has(1)
-        old = a.node._peer("b")._out.connection
+        old = a.node._peers["b"]._out.connection
         assert isinstance(town.wire, MemoryWire)
         town.wire.accepts.pop(b.node.address)
         reborn = await town.start("b")
         reborn.node.ref("a").tell(note(5))
         told = await a.inbox.has(2)
         assert told == [Down("b", "b has restarted"), note(5)]
-        assert a.node._peer("b")._out.connection is not old
+        assert a.node._peers["b"]._out.connection is not old
         # and the old life, which still runs, is not let in again
         b.node.ref("a").tell(note(6))
         with pytest.raises(ActorDead, match="a newer process has taken the name b"):
@@ -585,8 +585,8 @@ def test_a_silent_peer_is_suspected_then_dead_and_welcome_when_it_is_back() -> N
         assert b.node._ticker is not None
         b.node._ticker.cancel()  # no heartbeats: its loop hangs
         await asyncio.sleep(4.0)
-        assert a.node.peers()[0].connected
-        assert a.node.peers()[0].silent_s >= 2.0
+        assert a.node.links()[0].connected
+        assert a.node.links()[0].silent_s >= 2.0
         await asyncio.sleep(3.0)
         assert [e["silent_s"] for e in a.log.named("peer_silent")] == [5.0]
         assert not a.inbox.told
@@ -615,7 +615,7 @@ def test_an_idle_link_lives_on_heartbeats() -> None:
         await b.inbox.has(1)
         await asyncio.sleep(1000.0)
         assert not a.inbox.told
-        assert a.node.peers()[0].silent_s == 0.0
+        assert a.node.links()[0].silent_s == 0.0
         assert not a.log.named("link_cut")
 
     virtual(scene)
@@ -794,7 +794,7 @@ def test_too_many_connections_are_turned_away() -> None:
         assert len(a.inbox.told) == 2
         assert len(a.node._connections) == 2
         for host in hosts:
-            if host.node.peers()[0].connected:
+            if host.node.links()[0].connected:
                 host.kill()
         await asyncio.sleep(2.0)
         assert len(a.inbox.told) == 4
@@ -837,7 +837,7 @@ def test_a_peer_that_breaks_the_protocol_is_given_up() -> None:
         a.node.ref("b").watch(a.inbox)
         a.node.ref("b").tell(note(1))
         await b.inbox.has(1)
-        connection = a.node._peer("b")._out.connection
+        connection = a.node._peers["b"]._out.connection
         assert connection is not None
         connection.write(b"\x00\x00\x00\x01\xc1")
         [down] = await a.inbox.has(1)
@@ -854,12 +854,12 @@ def test_a_peer_that_claims_too_much_at_the_hello_is_given_up() -> None:
         a, b = await town.start("a"), await town.start("b")
         a.node.ref("b").tell(note(1))
         await b.inbox.has(1)
-        b.node._peer("a").session._lanes[0].delivered = 99
+        b.node._peers["a"].session._lanes[0].delivered = 99
         cut(town)
         await asyncio.sleep(1.0)
         a.node.ref("b").tell(note(2))
         await b.inbox.has(2)
-        assert [host.node.peers()[0].connected for host in (a, b)] == [True, True]
+        assert [host.node.links()[0].connected for host in (a, b)] == [True, True]
 
     virtual(scene)
 
@@ -872,7 +872,7 @@ def test_status_shows_links_and_waits() -> None:
         [wait] = a.node.waits()
         assert (wait.who, wait.on, wait.what) == ("a", "b", "BurnVersion")
         assert wait.until - wait.since == 60.0
-        assert a.node.peers()[0].connected
+        assert a.node.links()[0].connected
         reply.cancel()
         await asyncio.sleep(0)
         assert KEY.hex() not in repr(vars(a.node))

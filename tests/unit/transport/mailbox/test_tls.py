@@ -192,7 +192,7 @@ def test_a_socket_that_is_full_pauses_the_sender(wire: SocketWire) -> None:
         a, b = await town.start("a", wire=wire), await town.start("b", wire=wire)
         b.inbox.answer = lambda message: VersionBurnt(message.version)
         await ask(a, "b")
-        mine, theirs = (x.node._peer(y)._out.connection for x, y in ((a, "b"), (b, "a")))
+        mine, theirs = (x.node._peers[y]._out.connection for x, y in ((a, "b"), (b, "a")))
         assert mine is not None
         assert theirs is not None
         assert mine._transport is not None
@@ -457,7 +457,7 @@ def test_random_bytes_at_a_tls_door_change_nothing(wire: SocketWire) -> None:
             await asyncio.gather(*(strange(a.node.address) for _ in range(20)))
         a.inbox.answer = lambda message: VersionBurnt(message.version)
         assert await ask(b, "a", 7) == VersionBurnt(7)
-        assert [peer.name for peer in a.node.peers()] == ["b"]
+        assert [link.peer for link in a.node.links()] == ["b"]
         assert a.node.num_refused > 200
         assert len(a.log.named("auth_failed")) == 1  # one machine, one line
         await until(lambda: len(a.node._connections) == 1)
@@ -473,7 +473,7 @@ def test_bytes_changed_on_the_way_are_a_cut_and_not_a_message(wire: SocketWire) 
         a.node.ref("b").tell(AbortLoad(0, 0, ""))
         await b.inbox.has(1)
         for i in range(1, 6):
-            connection = a.node._peer("b")._out.connection
+            connection = a.node._peers["b"]._out.connection
             assert connection is not None
             assert connection._transport is not None
             a.node.ref("b").tell(AbortLoad(0, i, "x" * 100))

@@ -124,7 +124,7 @@ def test_one_that_is_replaced_during_its_hello_does_not_replace_the_newer(was_he
         a = await town.start("a")
         first = await town.start("b")
         done = a.node.on_hello_done
-        lives = a.node._peer("b").lives
+        lives = a.node._peers["b"].lives
 
         def meanwhile(connection: Connection) -> Link | None:
             if was_here:

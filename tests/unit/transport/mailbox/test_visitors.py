@@ -113,7 +113,7 @@ def test_many_visits_leave_nothing_behind(leave: bool) -> None:
                 visitor.kill()
             del town.hosts[visitor.node.name], visitor
         await asyncio.sleep(20.0)
-        assert [peer.name for peer in registry.node.peers()] == ["buffer"]
+        assert [link.peer for link in registry.node.links()] == ["buffer"]
         assert [link.peer for link in registry.node.links()] == ["buffer"]
         assert not registry.node._refs
         assert num_kept() == before
@@ -168,7 +168,7 @@ def test_the_replaced_life_of_a_forgotten_peer_is_not_let_in_again() -> None:
         old.node._ticker.cancel()  # its loop hangs: no heartbeat, no dial
         wire, old.node._wire = old.node._wire, Hanging()
         await asyncio.sleep(30.0)
-        assert not registry.node.peers()
+        assert not registry.node.links()
         new = await town.start("visitor")
         await ask(new, "registry")
         old.node._wire = wire
@@ -196,7 +196,10 @@ def test_a_peer_is_kept_while_its_hello_is_under_way() -> None:
 
         registry.node._session_with = at_the_worst_moment
         await ask(visitor, "registry")
-        registry_peer, visitor_peer = registry.node._peer("visitor"), visitor.node._peer("registry")
+        registry_peer, visitor_peer = (
+            registry.node._peers["visitor"],
+            visitor.node._peers["registry"],
+        )
         assert registry_peer.session.life == visitor_peer.session.peer_life
         assert visitor_peer.session.life == registry_peer.session.peer_life
 
@@ -211,7 +214,7 @@ def test_the_end_of_a_role_is_remembered() -> None:
         await ask(role, "registry")
         role.kill()
         await asyncio.sleep(100.0)
-        [status] = registry.node.peers()
+        [status] = registry.node.links()
         assert status.trouble == "the process of buffer has ended"
         registry.node.ref("buffer").watch(registry.inbox)
         assert registry.inbox.told[-1] == Down("buffer", "the process of buffer has ended")
@@ -232,6 +235,6 @@ def test_what_waits_for_a_peer_keeps_it() -> None:
         registry.node.ref("visitor-2").tell(note(2))
         await asyncio.sleep(35.0)
         assert [message for _, message, _ in registry.letters.all] == [note(2)]
-        assert [peer.name for peer in registry.node.peers()] == ["visitor"]
+        assert [link.peer for link in registry.node.links()] == ["visitor"]
 
     virtual(scene)

@@ -173,7 +173,7 @@ def test_strangers_with_random_frames_change_nothing(tmp_path: Path) -> None:
         after, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert not problems
-        assert [peer.name for peer in a.node.peers()] == ["b"]
+        assert [link.peer for link in a.node.links()] == ["b"]
         assert a.inbox.told == [BurnVersion(0, 6, ""), BurnVersion(0, 7, "")]
         assert a.node.num_refused > 300
         a.log.events.clear()
@@ -215,7 +215,7 @@ def test_a_peer_that_holds_the_key_and_sends_random_frames_spoils_only_its_link(
             b.node.ref("a").tell(AbortLoad(0, 1, ""))
             before = len(a.inbox.told)
             await a.inbox.has(before + 1)
-            connection = b.node._peer("a")._out.connection
+            connection = b.node._peers["a"]._out.connection
             assert connection is not None
             for _ in range(20):
                 stream = bytearray(rng.choice(honest))
