@@ -12,7 +12,7 @@ from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.blobs import LEAST_BYTES
 from ratchet.transport.mailbox.codec import decode_envelope
 from ratchet.transport.mailbox.frames import Envelope, Part, Shared
-from ratchet.transport.mailbox.shared import PeerFiles
+from ratchet.transport.mailbox.peer_files import PeerFiles
 
 
 class Assembly:

@@ -16,8 +16,8 @@ from ratchet.transport.mailbox.codec import pack, unpack_hello, unpack_link
 from ratchet.transport.mailbox.frames import LinkFrame, Reject
 from ratchet.transport.mailbox.hello import Handshake, Refused
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.peer_files import PeerFiles, Unreadable
 from ratchet.transport.mailbox.reader import FrameReader
-from ratchet.transport.mailbox.shared import PeerFiles, Unreadable
 from ratchet.transport.mailbox.tls import Guest, begins_like_tls, not_both_tls
 
 _READ_BYTES = 512 << 10

@@ -44,8 +44,9 @@ from ratchet.transport.mailbox.frames import (
     Resume,
     Welcome,
 )
+from ratchet.transport.mailbox.peer_files import PeerFiles
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import FileName, PeerFiles
+from ratchet.transport.mailbox.shared import FileName
 
 NONCE_BYTES: Final = 32
 RejectKind = Literal["tls", "key", "run", "protocol", "name", "replaced", "busy"]

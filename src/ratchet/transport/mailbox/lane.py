@@ -17,7 +17,8 @@ from ratchet.transport.mailbox.codec import pack_data
 from ratchet.transport.mailbox.flight import Batch, Copying, Fragment, Item, Run, Sent
 from ratchet.transport.mailbox.frames import Body, Data, Envelope, Part, Shared
 from ratchet.transport.mailbox.limits import Limits
-from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
+from ratchet.transport.mailbox.peer_files import PeerFiles
+from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan
 
 _BATCH_BYTES: Final = 64 << 10
 """Small envelopes share a frame up to this size."""

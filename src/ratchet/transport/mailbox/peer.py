@@ -33,9 +33,10 @@ from ratchet.transport.mailbox.hub import Hub
 from ratchet.transport.mailbox.limits import Limits
 from ratchet.transport.mailbox.lives import Lives
 from ratchet.transport.mailbox.outgoing import Outgoing
+from ratchet.transport.mailbox.peer_files import Unreadable
 from ratchet.transport.mailbox.refusal import Refusal
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import Array, Unreadable
+from ratchet.transport.mailbox.shared import Array
 
 SessionKey = tuple[str, str | None]
 

@@ -23,7 +23,7 @@ from ratchet.transport.mailbox.flight import Item
 from ratchet.transport.mailbox.frames import BULK, CONTROL, Ack, Body, Data, Envelope, Part, Shared
 from ratchet.transport.mailbox.lane import Copy, Lane
 from ratchet.transport.mailbox.limits import Limits
-from ratchet.transport.mailbox.shared import PeerFiles
+from ratchet.transport.mailbox.peer_files import PeerFiles
 
 _ACK_BYTES: Final = 1 << 20
 """After so many bytes an ack goes out at once: what the peer holds for us it cannot use again."""

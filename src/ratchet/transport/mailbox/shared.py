@@ -19,10 +19,6 @@ import fcntl
 import itertools
 import mmap
 import os
-import resource
-import socket
-import stat
-import struct
 import sys
 import weakref
 from collections import deque
@@ -31,7 +27,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from ratchet.errors import ProtocolError
 from ratchet.transport.mailbox.huge_pages import HUGE_BYTES, use_huge_pages
 
 SHARED_BYTES: Final = 256 << 10
@@ -40,17 +35,9 @@ SHARED_BYTES: Final = 256 << 10
 _ALIGN: Final = 64
 _MOST_PARTS: Final = 512
 """So many parts are written by one call; the kernel takes 1,024."""
-_CREDENTIALS: Final = struct.Struct("3i")
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 Array: TypeAlias = bytes | memoryview
 """Bytes, or a view of a `Memory`: neither can change."""
-
-
-class Unreadable(Exception):  # noqa: N818 - caught within this package
-    """A file of the peer is out of reach: the peer has ended or closed it, or this process has no
-    more descriptors.
-    """
 
 
 class FileName(msgspec.Struct, frozen=True, array_like=True):
@@ -176,7 +163,7 @@ class Loan:
         while self._done < end:
             self._advance(os.pwritev(self._own.fd, self._head(end - self._done), self._done))
             if self._done == self.num_bytes:
-                fcntl.fcntl(self._own.fd, fcntl.F_ADD_SEALS, _seals())
+                fcntl.fcntl(self._own.fd, fcntl.F_ADD_SEALS, seals())
         return self._done == self.num_bytes
 
     def _head(self, num_bytes: int) -> list[Array]:
@@ -203,7 +190,7 @@ class Loan:
             self._todo[0] = memoryview(self._todo[0])[num_bytes:]
 
 
-def _seals() -> int:
+def seals() -> int:
     """Nothing of the file changes any more, these seals included."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -221,80 +208,7 @@ def make_probe() -> File | None:
     try:
         file = _new_file()
         os.pwrite(file.fd, b"\0", 0)
-        fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, _seals())
+        fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, seals())
     except OSError:
         return None
     return file
-
-
-class PeerFiles:
-    """The files of the process at the other end of a Unix socket."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    @classmethod
-    def behind(cls, conn: object) -> PeerFiles | None:
-        """Return those behind an asyncio socket; None if its other end is on another host, of
-        another user, or in a namespace of processes that this one does not see.
-        """
-        if sys.platform != "linux" or getattr(conn, "family", None) != socket.AF_UNIX:
-            return None
-        said = conn.getsockopt(  # type: ignore[attr-defined]  # asyncio.TransportSocket
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        pid, uid, _ = _CREDENTIALS.unpack(said)
-        return cls(pid) if pid > 0 and uid == os.getuid() else None
-
-    def can_read(self, probe: FileName) -> bool:
-        """Tell whether the peer's probe can be opened from here, and is what the peer says."""
-        try:
-            self._open(probe)
-        except (OSError, ProtocolError):
-            return False
-        return True
-
-    def arrays(self, names: Sequence[FileName], places: Sequence[Place]) -> list[Array]:
-        """Return views of arrays of the peer, or copies where no more can be mapped.
-
-        Raises:
-            Unreadable: a file is out of reach.
-            ProtocolError: a file is not what the peer says, could change, or is too short.
-        """
-        try:
-            return _views([self._open(name) for name in names], places)
-        except OSError as error:
-            raise Unreadable(str(error)) from error
-
-    def _open(self, name: FileName) -> tuple[File, int]:
-        file = File(os.open(f"/proc/{self._pid}/fd/{name.fd}", _FLAGS))
-        status = os.fstat(file.fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_ino != name.inode:
-            raise ProtocolError(f"descriptor {name.fd} of the peer is not what it says")
-        try:
-            seals = fcntl.fcntl(file.fd, fcntl.F_GET_SEALS)
-        except OSError:  # on a disk
-            seals = 0
-        if seals & _seals() != _seals():
-            raise ProtocolError(f"descriptor {name.fd} of the peer could still change: not sealed")
-        if not status.st_size:
-            raise ProtocolError(f"descriptor {name.fd} of the peer is empty")
-        return file, status.st_size
-
-
-def _views(opened: list[tuple[File, int]], places: Sequence[Place]) -> list[Array]:
-    for place in places:
-        if not 0 <= place.file < len(opened):
-            raise ProtocolError(f"an array lies in file {place.file} of {len(opened)}")
-        size = opened[place.file][1]
-        if place.offset < 0 or place.num_bytes < 0 or place.offset + place.num_bytes > size:
-            raise ProtocolError(f"an array ends outside its file of {size} bytes")
-    if any(_is_scarce(file.fd) for file, _ in opened):
-        return [os.pread(opened[p.file][0].fd, p.num_bytes, p.offset) for p in places]
-    mapped = [Memory.of(file, size) for file, size in opened]
-    return [mapped[p.file].view(p.offset, p.num_bytes) for p in places]
-
-
-def _is_scarce(fd: int) -> bool:
-    """Tell whether half of all descriptors are taken: a new one has the lowest free number."""
-    return 2 * fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -22,9 +22,10 @@ from ratchet.transport.mailbox.frames import (
 )
 from ratchet.transport.mailbox.hello import Handshake, Identity, Refused
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.peer_files import PeerFiles
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import FileName, PeerFiles, make_probe
+from ratchet.transport.mailbox.shared import FileName, make_probe
 
 OTHER_KEY = bytes(reversed(KEY))
 

@@ -35,9 +35,10 @@ from ratchet.transport.mailbox.frames import (
 )
 from ratchet.transport.mailbox.lane import Copy
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.peer_files import PeerFiles
 from ratchet.transport.mailbox.reader import FrameReader
 from ratchet.transport.mailbox.session import Session
-from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan, PeerFiles
+from ratchet.transport.mailbox.shared import SHARED_BYTES, Loan
 
 LIMITS = Limits(fragment_bytes=24, window_messages=4, window_bytes=400, message_bytes=200)
 
