@@ -119,6 +119,7 @@ class RoleActor(Actor[M]):
             self.system.book.learn(role.name, role.address, role.incarnation)
             before = self._others.get(role.name)
             self._others[role.name] = role
+            self._missed.pop(role.name, None)  # else the end of another process of the name is its
             if before is not None and before.incarnation != role.incarnation:
                 self.actor_ref.tell(RoleLeft(before, "replaced by a new incarnation"))
 

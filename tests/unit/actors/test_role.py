@@ -158,6 +158,24 @@ def test_whoever_the_next_registry_does_not_know_has_left_once_its_link_says_so(
     run_virtual(main())
 
 
+def test_the_end_of_another_process_of_its_name_is_not_that_of_one_that_has_registered() -> None:
+    # the trainer lost its only engine by it, and waited for one although that held its weights
+    async def main() -> None:
+        registry = Registry(OTHER)
+        ref = Member.start(make_system(remote=registry.others), ROLE)
+        await asyncio.sleep(1)
+        actor = ref._actor_weakref()
+        registry.known = ()
+        await registry.dies(for_s=1)
+        actor.learn(OTHER)
+        ref.tell(Down("rollout-7", "a newer process has taken the name"))
+        await asyncio.sleep(1)
+        assert actor.heard == [RoleRegistered((OTHER, ROLE), ()), RoleRegistered((ROLE,), ())]
+        await ref.stop(block=False)
+
+    run_virtual(main())
+
+
 def test_whoever_was_replaced_while_the_registry_was_away_has_left() -> None:
     async def main() -> None:
         registry = Registry(BUFFER)
