@@ -368,10 +368,11 @@ class Watch:
             is_down = end.reason == "killed" and name in revived  # and the run did not wait
             fine = in_order or is_down or not end.event.is_set()
             if name == BUFFER and self._world.over:
-                # the last life of the registry may have ended before that of the buffer came to it
+                # the registry may have ended before this life of the buffer came to it, or could hear
                 joined = self._world.network.hosts[REGISTRY].log.named("role_joined")
-                lives = {fields["life"] for fields in joined}
-                fine = fine or (LOST in end.reason and end.host.incarnation not in lives)
+                unheard = end.host.incarnation not in {fields["life"] for fields in joined}
+                unheard = unheard or self._plan.blinds
+                fine = fine or (LOST in end.reason and unheard)
             self._expect(fine, "I7", f"{name} ended: {end.reason}")
         for name, reason in self._world.lost_workers:
             # a worker that cannot reach the registry, or was given up, starts again
