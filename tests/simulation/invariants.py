@@ -368,7 +368,7 @@ class Watch:
             is_down = end.reason == "killed" and name in revived  # and the run did not wait
             fine = in_order or is_down or not end.event.is_set()
             if name == BUFFER and self._world.over:
-                # the registry may have ended before this life of the buffer came to it, or could hear
+                # the registry may have ended before this life of the buffer came to it, or heard
                 joined = self._world.network.hosts[REGISTRY].log.named("role_joined")
                 unheard = end.host.incarnation not in {fields["life"] for fields in joined}
                 unheard = unheard or self._plan.blinds
