@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ratchet.storage.ledger import GroupLedger
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Buffer
+    from tests.simulation.seen import Buffer
 
 _EVENTS = "SELECT group_id, event, detail FROM events ORDER BY group_id, rowid"
 

@@ -19,12 +19,12 @@ from tests.simulation import weight_faults
 from tests.simulation.admission_draws import draw_admission
 from tests.simulation.batch_marks import draw_batch_filter
 from tests.simulation.dense_draws import draw_dense
+from tests.simulation.lives import Delays, Links
 from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.standby import STANDBY
 from tests.simulation.trainer_draws import draw_payloads, draw_trainers
 from tests.simulation.verdict_draws import MOST_SABOTAGE_S, draw_verdicts
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
-from tests.simulation.world import Delays, Links
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.config import Config

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.simulation.fakes import answer, reward
 from tests.simulation.rollout_draws import stop_after
 
 from ratchet.actors.trajectory import sample_seed, turn_seed
@@ -54,8 +55,6 @@ def _seed(world: World, prompt_id: str, sample: int) -> int:
 
 
 def _reward(world: World, version: PolicyVersion, text: str, seed: int) -> float:
-    from tests.simulation.world import answer, reward
-
     weights: Any = world.wire.sent[version]
     max_tokens = world.config.rollout.max_tokens
     prompt, said = list(text.encode("latin-1")), ""

@@ -22,8 +22,8 @@ from ratchet.transport.mailbox.address import Address
 from ratchet.types import RoleKind
 
 if TYPE_CHECKING:
+    from tests.simulation.lives import Trainer, Worker
     from tests.simulation.sessions import Host, Network
-    from tests.simulation.world import Trainer, Worker
 
     from ratchet.config import Config
 

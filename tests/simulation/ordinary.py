@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.helpers.config import small_config
 from tests.simulation.draw import Plan
-from tests.simulation.world import Delays, Links
+from tests.simulation.lives import Delays, Links
 
 from ratchet.transport.mailbox.limits import Limits
 

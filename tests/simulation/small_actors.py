@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.helpers.config import small_config
+from tests.simulation.fakes import Output, Scorer
+from tests.simulation.seen import KeptLedger, KeptVersions
 from tests.simulation.small_fakes import (
     GatedBackend,
     GatedEngine,
@@ -20,7 +22,6 @@ from tests.simulation.small_fakes import (
 )
 from tests.simulation.small_life import Life
 from tests.simulation.weights import Wire
-from tests.simulation.world import KeptLedger, KeptVersions, Output, Scorer
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tests.simulation.invariants import _distance, _is_a_life
+from tests.simulation.records import distance, is_a_life
 from tests.simulation.small_actors import NUM_STEPS, TRAINER, WORKER
-from tests.simulation.world import World
+from tests.simulation.token_checks import check_group
 
 from ratchet.actors.role import BUFFER, ORDERLY
 
@@ -55,7 +55,7 @@ def _staleness(world: SmallWorld) -> Problems:
         assert row.trained_version is not None
         group = handed[row.group_id, row.trained_step or 0]
         for version in group.versions:
-            stale = _distance(records, version, row.trained_version)
+            stale = distance(records, version, row.trained_version)
             within = 0 <= stale <= world.scenario.max_staleness
             yield within, f"I2: group {row.group_id} is {stale} steps stale"
         step = records[row.trained_version].step + 1
@@ -71,7 +71,7 @@ def _conservation(world: SmallWorld) -> Problems:
         events = [(event.event, event.detail) for event in ledger.events(row.group_id)]
         names = [name for name, _ in events]
         yield names.count("trained") <= 1, f"I3: trained twice: {events}"
-        yield _is_a_life(names), f"I3: group {row.group_id} went {events}"
+        yield is_a_life(names), f"I3: group {row.group_id} went {events}"
         pairs = itertools.pairwise(events)
         torn = any(a == "batched" and b[1] == "stale" for (a, _), b in pairs)
         fenced = world.scenario.victim == TRAINER
@@ -124,7 +124,7 @@ def _versions(world: SmallWorld) -> Problems:
 
 
 class _Sent:
-    """What `World.check_group` looks at."""
+    """What `check_group` looks at."""
 
     def __init__(self, world: SmallWorld) -> None:
         self.wire = world.stage.wire
@@ -134,6 +134,6 @@ def _stamps(world: SmallWorld) -> Problems:
     for ready in world.batches:
         for group in ready.batch.groups:
             try:
-                World.check_group(_Sent(world), group)  # type: ignore[arg-type]
+                check_group(_Sent(world), group)  # type: ignore[arg-type]
             except (AssertionError, KeyError) as error:
                 yield False, f"I4: {type(error).__name__} {error}"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from tests.simulation.fakes import RecordingBackend
 from tests.simulation.small_life import WEIGHTS, Life
 from tests.simulation.weight_ends import SeenEngine
 from tests.simulation.weights import FakeReceiver, Weights, Wire, digest_of
-from tests.simulation.world import RecordingBackend
 
 from ratchet.backends.rollout.fake import _completion, fake_token
 from ratchet.errors import TransferFailed

@@ -16,8 +16,8 @@ from ratchet.types import RoleInfo
 
 if TYPE_CHECKING:
     from tests.simulation.launcher import Launcher
+    from tests.simulation.seen import ProcessEnd
     from tests.simulation.sessions import Host
-    from tests.simulation.world import ProcessEnd
 
     from ratchet.actors.ref import LocalRef
 

@@ -15,7 +15,8 @@ from ratchet.actors.role import LOST, ORDERLY, REGISTRY
 
 if TYPE_CHECKING:
     from tests.simulation.launcher import Launcher
-    from tests.simulation.world import Trainer, Worker, World
+    from tests.simulation.lives import Trainer, Worker
+    from tests.simulation.world import World
 
     Life = Worker | Trainer
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests.simulation import faults as f
+from tests.simulation.lives import Delays
 from tests.simulation.ordinary import ordinary
 from tests.simulation.simulate import Outcome, run
-from tests.simulation.world import Delays
 
 
 def live(*faults: f.Fault, **extremes: Any) -> Outcome:

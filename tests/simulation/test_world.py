@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.config import small_config
+from tests.simulation.lives import Delays, Links
 from tests.simulation.loop import run_virtual
-from tests.simulation.world import Delays, Links, World
+from tests.simulation.token_checks import check_trained_tokens
+from tests.simulation.world import World
 
 from ratchet.transport.mailbox.limits import Limits
 
@@ -65,7 +67,7 @@ def check(world: World, num_steps: int) -> None:
     assert steps == list(range(1, num_steps + 1))
     bound = world.config.buffer.max_staleness
     assert max(line["buffer/staleness_max"] for line in world.output.lines) <= bound
-    assert world.trained_tokens_are_those_of_their_versions() > 0
+    assert check_trained_tokens(world) > 0
     counts = world.ledger.counts()
     assert counts["trained"] == num_steps * world.config.buffer.batch_groups
 
@@ -163,7 +165,7 @@ def test_a_lost_transfer_burns_or_quarantines_and_the_next_one_works() -> None:
     assert summary["steps"] == 30
     states = [v.state for v in world.store.records()]
     assert states.count("burnt") == 1
-    world.trained_tokens_are_those_of_their_versions()
+    check_trained_tokens(world)
 
 
 def test_with_a_snapshot_steps_overtake_transfers_and_an_engine_catches_up() -> None:

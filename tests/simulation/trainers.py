@@ -18,7 +18,8 @@ from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints, Disk
 from ratchet.storage.starts import Start
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Trainer, World
+    from tests.simulation.lives import Trainer
+    from tests.simulation.world import World
 
     from ratchet.messages import StepTrained
 

@@ -17,7 +17,8 @@ from ratchet.messages import CommitVersion, Message, WeightsLoaded
 if TYPE_CHECKING:
     import numpy as np
     from tests.simulation.draw import Plan
-    from tests.simulation.world import Worker, World
+    from tests.simulation.lives import Worker
+    from tests.simulation.world import World
 
 _ENDS_S = 15.0
 """A load ends so much later than its transfer's time, with the slowest of engines."""

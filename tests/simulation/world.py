@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.simulation.batch_marks import Marks
-from tests.simulation.counter_checks import Ledgered
 from tests.simulation.disk import synced
 from tests.simulation.fabric import Fabric
+from tests.simulation.fakes import AbortingEngine, Output, RecordingBackend, Scorer
 from tests.simulation.launcher import KILLED, Launcher
+from tests.simulation.lives import Crash, Delays, Links, Trainer, Trouble, Worker
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.payloads import WorldPayloads
 from tests.simulation.rollout_draws import draw_turns, stop_after
+from tests.simulation.seen import Buffer, KeptLedger, KeptVersions, ProcessEnd, SeenTrainer
 from tests.simulation.sessions import Host, Network
 from tests.simulation.standby import Standby
 from tests.simulation.weight_ends import (
@@ -25,7 +24,6 @@ from tests.simulation.weight_ends import (
     PART,
     HeldSnapshot,
     RecordingSender,
-    SeenEngine,
     SeenReceiver,
     Sink,
     Source,
@@ -33,365 +31,23 @@ from tests.simulation.weight_ends import (
     in_memory,
 )
 
-from ratchet.actors.buffer import BufferActor
 from ratchet.actors.ref import LocalRef
 from ratchet.actors.role import BUFFER, ORDERLY, REGISTRY, TRAINER, evaluator_name, rollout_name
 from ratchet.actors.rollout import RolloutActor
-from ratchet.actors.trainer import TrainerActor
-from ratchet.actors.trajectory import turn_seed
 from ratchet.actors.version_registry import VersionRegistry
-from ratchet.backends.rollout.base import Completion, SamplingParams
-from ratchet.backends.rollout.fake import fake_token
-from ratchet.backends.training.base import GradientReport, StepReport
-from ratchet.backends.training.fake import FakeBackend
+from ratchet.backends.rollout.base import SamplingParams
 from ratchet.config import Config
-from ratchet.errors import GenerationFailed, RewardFailed
+from ratchet.errors import GenerationFailed
 from ratchet.messages import (
     BatchReady,
-    Down,
     Message,
-    RequestBatch,
-    RoleRegistered,
-    VersionUpdated,
 )
-from ratchet.stats import BufferStats
-from ratchet.storage.ledger import GroupLedger
-from ratchet.storage.versions import VersionStore
-from ratchet.tasks.base import Conversation, Step
-from ratchet.transport.mailbox.limits import Limits
-from ratchet.types import Prompt, RoleInfo, Rollout, RolloutGroup
+from ratchet.types import Prompt, RoleInfo
 
 if TYPE_CHECKING:
     from tests.helpers.actors import RecordingLog
     from tests.simulation.disk import Disk
     from tests.simulation.trainers import WorldCheckpoints
-
-    from ratchet.actors.checkpointing import StartingPoint
-
-
-class Output:
-    """Keeps what the trainer would write."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-        self.summaries: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
-
-    def begin(self, step: int) -> None:
-        pass
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        self.lines.append(dict(metrics))
-
-    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        self.evaluations.append(dict(evaluation))
-
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        self.summaries.append(dict(summary))
-
-    async def model(self, backend: object) -> None:
-        pass
-
-
-class RecordingBackend(FakeBackend):
-    """Remembers which attempt of which group changed the weights."""
-
-    def __init__(self, **script: Any) -> None:
-        super().__init__(**script)
-        self.applied: list[tuple[int, int]] = []
-        self.steps: list[list[tuple[int, int]]] = []
-        """the same, by step"""
-        self.trained_versions: dict[tuple[int, int], set[int]] = {}
-        """of the tokens of each that the loss mask left"""
-        self.trained_rollouts: dict[tuple[int, int], tuple[bool, ...]] = {}
-        """of each rollout of each, whether a token was trained"""
-        self._given: dict[tuple[int, int], set[int]] = {}
-        self._rollouts: dict[tuple[int, int], tuple[bool, ...]] = {}
-
-    async def forward_backward(self, groups: Sequence[RolloutGroup]) -> GradientReport:
-        given = {(group.group_id, group.attempt): _trained_versions(group) for group in groups}
-        self._given = {key: versions for key, versions in given.items() if versions}
-        self._rollouts = {
-            (g.group_id, g.attempt): tuple(r.num_trained_tokens > 0 for r in g.rollouts)
-            for g in groups
-        }
-        return await super().forward_backward(groups)
-
-    async def optimizer_step(self) -> StepReport:
-        report = await super().optimizer_step()
-        if report.applied:
-            self.applied += self._given
-            self.steps.append(list(self._given))
-            self.trained_versions |= self._given
-            self.trained_rollouts |= self._rollouts
-        return report
-
-
-def _trained_versions(group: RolloutGroup) -> set[int]:
-    return {
-        span.version
-        for rollout in group.rollouts
-        for span in rollout.spans
-        if 1 in rollout.loss_mask.numpy()[span.start : span.end]
-    }
-
-
-def answer(turn: str) -> str | None:
-    """What the environment says to a turn, if anything."""
-    return None if reward(turn) > 0.8 else "so?"
-
-
-def whole(conversation: Conversation) -> str:
-    """Everything behind the prompt."""
-    pairs = itertools.zip_longest(conversation.turns, conversation.replies, fillvalue="")
-    return "".join(itertools.chain.from_iterable(pairs))
-
-
-class AbortingEngine(SeenEngine):
-    """Says of some completions that they were aborted."""
-
-    def __init__(self, aborts: Callable[[], bool], **script: Any) -> None:
-        super().__init__(**script)
-        self._aborts = aborts
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        completion = await super().generate(prompt_ids, params)
-        return completion._replace(finish_reason="abort") if self._aborts() else completion
-
-
-def reward(text: str) -> float:
-    """A reward that depends on the tokens."""
-    return sum(map(ord, text)) % 7 / 6
-
-
-class Scorer:
-    """Scores by `reward`; it fails while `broken()` says so, and so does its environment."""
-
-    def __init__(self, broken: Callable[[], bool] = lambda: False, num_turns: int = 1) -> None:
-        self._broken = broken
-        self._num_turns = num_turns
-
-    def max_turns(self, prompt: Prompt) -> int:
-        del prompt
-        return self._num_turns
-
-    async def step(self, prompt: Prompt, conversation: Conversation) -> Step:
-        if self._broken():
-            raise RewardFailed(f"no answer for {prompt.prompt_id}")
-        number = len(conversation.turns)
-        assert conversation.state == (None if number == 1 else number - 1), conversation
-        return Step(answer(conversation.turns[-1]), state=number)
-
-    async def score_conversations(
-        self, prompt: Prompt, conversations: Sequence[Conversation]
-    ) -> list[float]:
-        return await self.score(prompt, list(map(whole, conversations)))
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[float]:
-        if self._broken():
-            raise RewardFailed(f"no reward for {prompt.prompt_id}")
-        return list(map(reward, completions))
-
-    def close(self) -> None:
-        pass
-
-
-def turns_of(rollout: Rollout) -> list[tuple[int | None, int]]:
-    """Return (turn, where it starts) of each token; the turn is None for the environment's."""
-    turns: list[tuple[int | None, int]] = []
-    number, start = -1, 0
-    sampled = [logprob != 0.0 for logprob in rollout.behavior_logprobs.numpy().tolist()]
-    for position, here in enumerate(sampled):
-        if here and not (position and sampled[position - 1]):
-            number, start = number + 1, position
-        turns.append((number if here else None, start))
-    return turns
-
-
-class ProcessEnd:
-    """A process ends with its actor."""
-
-    def __init__(self, network: Network, host: Host) -> None:
-        self.host = host
-        self.name = host.name
-        self.event = asyncio.Event()
-        self.reason = ""
-        self.at = 0.0
-        """when"""
-        self._network = network
-        self._leaving: asyncio.Task[None] | None = None
-
-    def tell(self, message: Message) -> None:
-        """Hear of the actor's end, inside its process."""
-        assert isinstance(message, Down)
-        self.reason = message.reason
-        self._leaving = asyncio.ensure_future(self._leave())
-
-    async def _leave(self) -> None:
-        await self.host.node.stop(1.0)
-        self.kill(self.reason)
-
-    def kill(self, reason: str = KILLED) -> None:
-        """End the process now."""
-        if not self.event.is_set():
-            self.reason = reason
-            self.at = self._network.loop.now
-            self.event.set()
-            self._network.kill(self.host)
-
-
-class Buffer(BufferActor):
-    """Can be looked into."""
-
-    last: Buffer
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.began = Ledgered.of(kwargs["ledger"])
-        self.told: list[BufferStats] = []
-        """what went out beside each batch"""
-        super().__init__(*args, **kwargs)
-        self.hears: list[Callable[[int, int], None]] = []
-        """told of the term that each batch is handed to, and of the newest one it has heard of"""
-        self._newest_term = self.asked_in_term = 0
-        Buffer.last = self
-
-    def receive(self, message: Any) -> None:
-        terms: list[int] = []
-        match message:
-            case RequestBatch() if message.buffer == self.role.incarnation:
-                terms = [message.term]
-                self.asked_in_term = max(self.asked_in_term, message.term)
-            case VersionUpdated():
-                terms = [message.record.term]
-            case RoleRegistered():
-                terms = [record.term for record in message.versions]
-            case _:
-                pass
-        self._newest_term = max([self._newest_term, *terms])
-        super().receive(message)
-
-    def _serve(self) -> list[tuple[str, BatchReady]]:
-        before = self._batches.handed
-        told = super()._serve()
-        handed = self._batches.handed
-        if handed is not None and handed is not before:
-            self.told.append(handed[1].stats)
-            for hear in self.hears:
-                hear(handed[1].term, self._newest_term)
-        return told
-
-
-class SeenTrainer(TrainerActor):
-    """Can be looked into."""
-
-    last: SeenTrainer
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        SeenTrainer.last = self
-
-
-class KeptVersions(VersionStore):
-    """Can be read after its registry has stopped."""
-
-    def close(self) -> None:
-        pass
-
-
-class KeptLedger(GroupLedger):
-    """Can be read after its buffer has stopped, or failed."""
-
-    def abandon(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Delays:
-    """Seconds of everything that takes time in a world."""
-
-    step_s: float = 10.0
-    token_s: float = 1.0
-    move_s: float = 0.5
-    load_s: float = 0.1
-    message_s: float = 0.002
-    tail_share: float = 0.0
-    tail_s: float = 0.0
-
-
-class Crash(NamedTuple):
-    """What the disk holds after the end of a process."""
-
-    name: str
-    power: bool
-    """the machine went down with it"""
-    versions: Path
-    ledger: Path
-
-
-@dataclass
-class Links:
-    """How the processes of a world are connected."""
-
-    limits: Limits = field(default_factory=Limits)
-    drift: float = 0.0
-    moves: bool = False
-    launchers: Literal["one", "each"] = "one"
-    """of all workers, whose end is the run's | each worker has its own"""
-
-
-@dataclass
-class Trouble:
-    """What goes wrong at the rollouts now: shares of the calls."""
-
-    reward: float = 0.0
-    generation: float = 0.0
-    hang: float = 0.0
-    abort: float = 0.0
-
-
-@dataclass(eq=False)
-class Trainer:
-    """One life of a trainer, with what it left behind."""
-
-    name: str
-    host: Host
-    backend: RecordingBackend
-    output: Output
-    end: ProcessEnd
-    ref: LocalRef
-    actor: TrainerActor
-    started: float
-    """when"""
-    killed: bool = False
-    start: StartingPoint | None = None
-    """the checkpoint that it goes on from"""
-    parent: int = 0
-    """the term that made that"""
-    robbed: bool = False
-    """the one before had finished a checkpoint, and there was none"""
-
-    @property
-    def incarnation(self) -> str:
-        """Of its process."""
-        return self.host.incarnation
-
-
-@dataclass(eq=False)
-class Worker:
-    """One life of a rollout worker."""
-
-    name: str
-    incarnation: str
-    host: Host
-    engine: SeenEngine
-    end: ProcessEnd
-    ref: LocalRef
-    receiver: SeenReceiver
-    started: float
-    """when"""
 
 
 class World:
@@ -696,36 +352,6 @@ class World:
     def backend(self) -> RecordingBackend:
         """The model of the leader."""
         return self.leader.backend
-
-    def trained_tokens_are_those_of_their_versions(self) -> int:
-        """Compute every token of every batch again from the weights that its stamp names."""
-        count = 0
-        for ready in self.batches:
-            for group in ready.batch.groups:
-                count += self.check_group(group)
-        return count
-
-    def check_group(self, group: RolloutGroup) -> int:
-        """Compute every token of a group again; return how many there are."""
-        count = 0
-        assert len({rollout.seed for rollout in group.rollouts}) == len(group.rollouts), group
-        for rollout in group.rollouts:
-            text = bytes(rollout.completion_ids.numpy().tolist()).decode("latin-1")
-            assert rollout.reward == reward(text), (group.group_id, rollout.reward)
-            prompt = rollout.prompt_ids.numpy().tolist()
-            tokens = rollout.completion_ids.numpy().tolist()
-            turns = turns_of(rollout)
-            for span in rollout.spans:
-                weights = self.wire.sent[span.version]
-                for position in range(span.start, span.end):
-                    turn, start = turns[position]
-                    if turn is None:
-                        continue  # what the environment said
-                    context, seed = prompt + tokens[:start], turn_seed(rollout.seed, turn)
-                    expected, _ = fake_token(weights, context, seed, position - start)
-                    assert tokens[position] == expected, (group.group_id, span)
-                    count += 1
-        return count
 
     def _delay(self, prompt_ids: Sequence[int], params: SamplingParams) -> float:
         if self._strikes(self.trouble.generation):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
-from tests.simulation.world import Delays
 
 from ratchet.actors.due_first import DueFirst
 from ratchet.actors.group_table import GroupTable

@@ -47,7 +47,7 @@ def one_seed_for_a_group() -> Patches:
     return [(Generator, "_complete", same), (Generator, "_generate_group", group)]
 
 
-@mutant("failures are trained as zero reward (NeMo-RL#3470)", seed=28)
+@mutant("failures are trained as zero reward (NeMo-RL#3470)", seed=44)
 def failure_is_zero() -> Patches:
     score = Generator._score
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from tests.simulation.faults import RepeatRequests, Sabotage
+from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
-from tests.simulation.world import Delays
 
 from ratchet.actors import judging
 from ratchet.actors.admission import OpenGroups
@@ -24,7 +24,7 @@ from ratchet.actors.weight_sync import WeightSync
 from ratchet.transport.mailbox.limits import Limits
 
 
-@mutant("a lease never ends (SkyRL#1173)", seed=40)
+@mutant("a lease never ends (SkyRL#1173)", seed=84)
 def lease_never_ends() -> Patches:
     return [(BufferActor, "_arm_leases", lambda self: None)]
 

@@ -6,15 +6,16 @@ from typing import Any, Final
 
 import msgspec
 from tests.simulation.faults import Cut, Freeze, Kill, Revive, Silence, TakeOver
+from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
-from tests.simulation.world import Delays
 
 from ratchet.actors.role import REGISTRY, TRAINER
 from ratchet.actors.weight_loads import WeightLoads
 from ratchet.transport.mailbox.calls import Calls
 from ratchet.transport.mailbox.lane import Lane
 from ratchet.transport.mailbox.limits import Limits
+from ratchet.transport.mailbox.lives import Lives
 from ratchet.transport.mailbox.peer import Peer
 from ratchet.transport.mailbox.session import Session
 
@@ -57,7 +58,7 @@ def resend_forgotten() -> Patches:
     return [(Lane, "rewind", lambda self: None)]
 
 
-@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=3)
+@mutant("after a reconnect nothing is sent again, and a gap is not noticed", seed=15)
 def gap_ignored() -> Patches:
     known = Lane._known
 
@@ -121,7 +122,7 @@ def silence_is_no_death() -> Patches:
     world=ordinary(TakeOver(60.0, "unreachable")),
 )
 def older_process_not_fenced() -> Patches:
-    return [(Peer, "admits", lambda self, incarnation: True)]
+    return [(Lives, "admits", lambda self, life: True)]
 
 
 @mutant("a new life of a peer goes on with the session of the old one", seed=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
 from tests.simulation.weight_ends import RecordingSender
-from tests.simulation.world import Delays
 
 from ratchet.actors import transfer
 from ratchet.actors.publisher import Publisher
