@@ -1,7 +1,7 @@
 """Peers that dawdle, flood or announce too much, over TCP, while an honest peer goes on.
 
-Elsewhere: a stranger that announces too much (`test_wire.py`) or says nothing (`test_node.py`); too
-many connections of nodes (`test_node.py`); handshakes of TLS that do not end (`test_tls.py`).
+Elsewhere: a stranger that announces too much (`test_wire.py`) or says nothing, too many connections
+of nodes (`test_node_refusals.py`); handshakes of TLS that do not end (`test_tls_strangers.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_rollout_engine import *  # noqa: F403 - all of its tests
-from tests.contract.test_rollout_engine import CONTEXT, Subject
+from tests.contract.test_rollout_engine_weights import *  # noqa: F403 - and all of these
+from tests.helpers.rollout_engines import CONTEXT, Subject
 from tests.helpers.sglang_server import RealServer, attached_config
 
 from ratchet.backends.rollout.sglang.engine import SGLangEngine

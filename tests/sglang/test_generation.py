@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.contract.test_rollout_engine import Subject, assert_whole, run, started, tokens_of
+from tests.helpers.rollout_engines import Subject, assert_whole, run, started, tokens_of
 from tests.helpers.sglang_server import RealServer, attached_config
 
 from ratchet.backends.models import load_model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from tests.helpers.buffer_world import World, failed, ids, record, scenario
 from tests.helpers.samples import sample
 from tests.simulation.loop import run_virtual
-from tests.unit.actors.test_buffer import World, failed, ids, record, scenario
 
 from ratchet.messages import DescribeLineage, StepTrained, VersionUpdated
 from ratchet.storage.ledger import GroupLedger

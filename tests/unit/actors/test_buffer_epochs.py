@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from tests.unit.actors.test_buffer import World, failed, scenario
+from tests.helpers.buffer_world import World, failed, scenario
 
 from ratchet.messages import StepTrained
 from ratchet.tasks.mixture import label_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.helpers.buffer_world import World, record, scenario
 from tests.helpers.samples import sample
-from tests.unit.actors.test_buffer import World, record, scenario
 
 from ratchet.messages import RequestBatch, StepTrained, VersionUpdated
 from ratchet.types import Prompt

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.buffer_world import World, ids
 from tests.simulation.loop import run_virtual
-from tests.unit.actors.test_buffer import World, ids
 
 from ratchet.messages import CheckpointWritten, StepTrained
 from ratchet.types import VersionRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.actors.test_buffer import WORKER, World, scenario
+from tests.helpers.buffer_world import WORKER, World, scenario
 
 from ratchet.messages import ClaimPrompts, Down, PromptsClaimed, RoleJoined, RoleLeft
 

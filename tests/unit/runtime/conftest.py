@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tests.helpers.launch_world import World
 from tests.helpers.scripted_supervisor import Supervisor
 
+from ratchet.runtime import launch as launch_module
 from ratchet.runtime import one_host
 
 
@@ -12,3 +16,15 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> type[Supervisor]:
     monkeypatch.setattr(Supervisor, "outcome", None)
     monkeypatch.setattr(Supervisor, "seen", staticmethod(lambda _: None))
     return Supervisor
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.setattr(launch_module, "LocalSupervisor", made.supervisor)
+    monkeypatch.setattr(launch_module, "visit", made.visit)
+    monkeypatch.setattr(launch_module, "meet_registry", made.meet)
+    monkeypatch.setattr(launch_module, "until_gone", made.until_gone)
+    monkeypatch.setattr(launch_module, "_OVER_S", 0.01)
+    monkeypatch.setattr(launch_module, "_LAST_ROLE_S", 0.01)
+    return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.helpers.node_scenes import ask, note, virtual
 from tests.helpers.nodes import Host, MemoryWire, Town
-from tests.unit.transport.mailbox.test_node import ask, note, virtual
 
 from ratchet.errors import ActorDead
 from ratchet.messages import VersionBurnt
