@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,3 +154,16 @@ class MiniRun:
     def groups(self) -> list[GroupRow]:
         """The ledger as it is on disk."""
         return list(read_groups(self.directory.ledger))
+
+
+def step(policy: Policy, value: float) -> None:
+    """What an optimiser does: change the weights in place."""
+    with torch.no_grad():
+        policy.w.fill_(value)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    tick = threading.Event()
+    while not condition():
+        tick.wait(0.01)
