@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
+from tests.helpers.training import copy_prompts, make_groups, training_config
 from transformers import AutoTokenizer
 
 from ratchet.backends.models import load_model
@@ -19,11 +19,6 @@ from ratchet.backends.training.fsdp import FsdpBackend
 from ratchet.config import Config
 
 IDS = torch.tensor([[3, 4, 5, 13, 3]])
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(training_config(), tmp_path_factory.mktemp("base") / "model")
 
 
 def lora_config(*, dtype: str = "float32", **lora: Any) -> Config:
