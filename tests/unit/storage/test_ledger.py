@@ -1,40 +1,11 @@
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.ledger_rows import RESULT, finished
 
-from ratchet.errors import UserError
-from ratchet.storage import transitions
-from ratchet.storage.groups import SCHEMA, GroupEvent, GroupRow, read_events, read_groups
-from ratchet.storage.ledger import Cursor, GroupLedger, LedgerError
-
-RESULT: dict[str, Any] = {
-    "min_version": 2,
-    "max_version": 3,
-    "reward_mean": 0.25,
-    "reward_std": 0.5,
-    "num_tokens": 64,
-    "num_rollouts": 8,
-}
-
-
-def finished(ledger: GroupLedger, prompt_id: str = "p") -> int:
-    group_id = ledger.issue(prompt_id, 0, 1.0)
-    ledger.claim(group_id, 0, "rollout-0", 2.0)
-    ledger.finish(group_id, 0, **RESULT, now=3.0)
-    return group_id
-
-
-@pytest.mark.parametrize(("table", "row"), [("groups", GroupRow), ("events", GroupEvent)])
-def test_rows_have_the_columns_of_their_table_in_order(table: str, row: Any) -> None:
-    columns = GroupLedger.open(None)._sql.execute(
-        "SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,)
-    )
-    assert row.__struct_fields__ == tuple(name for (name,) in columns)
+from ratchet.storage.groups import GroupEvent, GroupRow
+from ratchet.storage.ledger import GroupLedger, LedgerError
 
 
 def test_a_whole_life() -> None:
@@ -133,71 +104,6 @@ def test_issued_to_a_worker_is_issued_and_claimed() -> None:
     assert lives == [[(1.0, "issued", None), (1.0, "claimed", "rollout-0")]] * 2
 
 
-def as_of_version_1(path: Path) -> None:
-    """Make the file what the first schema was."""
-    ledger = GroupLedger.open(path)
-    finished(ledger)
-    ledger.close()
-    old = """DROP TRIGGER group_changed;
-        CREATE TRIGGER group_changed AFTER UPDATE OF state ON groups BEGIN
-            INSERT INTO events VALUES (NEW.group_id, NEW.changed_at,
-            iif(NEW.state = 'issued', 'retried', NEW.state), NULL);
-        END;
-        DROP TRIGGER group_issued;
-        CREATE TRIGGER group_issued AFTER INSERT ON groups BEGIN
-            INSERT INTO events VALUES (NEW.group_id, NEW.changed_at, NEW.state, NULL);
-        END;
-        DROP INDEX groups_trained;
-        CREATE INDEX groups_by_state ON groups (state, reason);
-        CREATE INDEX events_by_group ON events (group_id);
-        PRAGMA user_version = 1;"""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(old)
-
-
-def test_a_ledger_of_the_first_schema_is_read_and_brought_up(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    as_of_version_1(path)
-    assert [row.state for row in read_groups(path)] == ["finished"]  # which changes nothing
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    ledger = GroupLedger.open(path)
-    ledger.retry(0, 0, "buffer_died", 4.0)
-    ledger.finish(0, 1, **RESULT, now=5.0, requeued=True)
-    ledger.close()
-    assert [event.event for event in read_events(path, 0)][-1] == "requeued"
-    GroupLedger.open(path).close()  # and nothing more to bring up
-    fresh = GroupLedger.open(None)
-    query = "SELECT name, sql FROM sqlite_master ORDER BY name"
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute(query).fetchall() == fresh._sql.execute(query).fetchall()
-
-
-def test_no_transition_of_an_open_group_changes_an_index() -> None:
-    """Each index costs it two places to find in a tree that grows with the groups that are open."""
-    ledger = GroupLedger.open(None)
-    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
-    ((name, sql),) = ledger._sql.execute(query).fetchall()
-    assert (name, sql.partition("WHERE")[2].strip()) == ("groups_trained", "state = 'trained'")
-    plan = ledger._sql.execute("EXPLAIN QUERY PLAN " + transitions.COMMIT, (0.0, 1)).fetchall()
-    assert [row[-1] for row in plan] == [
-        "SEARCH groups USING INDEX groups_trained (trained_step<?)"
-    ]
-
-
-def test_a_migration_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "ledger.sqlite"
-    as_of_version_1(path)
-    before = path.read_bytes()
-    broken = SCHEMA._replace(migrations=("DROP TRIGGER group_changed; SELECT 1 FROM missing;",))
-    monkeypatch.setattr("ratchet.storage.ledger.SCHEMA", broken)
-    with pytest.raises(UserError, match="no such table"):
-        GroupLedger.open(path)
-    assert path.read_bytes() == before
-
-
 def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
     ledger = GroupLedger.open(None)
     group_id = finished(ledger)
@@ -217,19 +123,6 @@ def test_a_retry_forgets_the_attempt_and_the_events_remember_it() -> None:
         ("retried", "stale"),
         ("claimed", "rollout-1"),
     ]
-
-
-def test_the_budget_of_the_unused_handler_outlives_its_writer(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    ledger = GroupLedger.open(path)
-    group_id = ledger.issue("p", 0, 1.0)
-    for attempt, counts in enumerate([True, False, True]):
-        ledger.claim(group_id, attempt, "rollout-0", 2.0)
-        ledger.retry(group_id, attempt, "reward" if counts else "worker_died", 3.0, counts=counts)
-    ledger.close()
-    with closing(GroupLedger.open(path)) as restarted:
-        (row,) = restarted.groups("issued")
-    assert (row.attempt, row.retries) == (3, 2)
 
 
 def test_a_mask_is_told_with_its_reason_and_the_group_stays_finished() -> None:
@@ -342,62 +235,3 @@ def test_a_result_that_is_not_a_number_is_none_again() -> None:
     row = ledger.group(group_id)
     assert row is not None
     assert row.reward_std is None
-
-
-def test_the_cursor_and_the_groups_are_flushed_together(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    ledger = GroupLedger.open(path)
-    assert ledger.load_cursor() == Cursor(0, 0)
-
-    def on_disk() -> tuple[int, list[tuple[int, int]]]:
-        with closing(sqlite3.connect(path)) as other:
-            cursor = other.execute("SELECT epoch, position FROM cursor").fetchall()
-            return len(list(read_groups(path))), cursor
-
-    ledger.flush()  # nothing yet, and no harm
-    ledger.save_cursor(0, 1)
-    ledger.issue("p", 0, 1.0)
-    assert on_disk() == (0, [])
-    ledger.flush()
-    assert on_disk() == (1, [(0, 1)])
-    ledger.save_cursor(1, 0)
-    assert ledger.load_cursor() == Cursor(1, 0)
-    ledger.close()
-    ledger.close()
-    assert on_disk() == (1, [(1, 0)])
-
-
-def test_a_refused_transition_leaves_the_others_of_the_flush(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    ledger = GroupLedger.open(path)
-    finished(ledger)
-    with pytest.raises(LedgerError):
-        ledger.batch([0, 1], 7, {0: 0, 1: 0}, 4.0)
-    with pytest.raises(KeyError):
-        ledger.batch([0], 7, {}, 4.0)
-    ledger.flush()
-    assert [row.state for row in read_groups(path)] == ["finished"]
-    ledger.close()
-
-
-def test_readers_filter_beside_a_running_writer(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    ledger = GroupLedger.open(path)
-    for group_id in range(3):
-        finished(ledger)
-        if group_id == 1:
-            ledger.drop(group_id, "stale", 4.0)
-    ledger.issue("p", 0, 1.0)
-    ledger.flush()
-    assert [row.group_id for row in read_groups(path)] == [0, 1, 2, 3]
-    assert [row.group_id for row in read_groups(path, state="dropped")] == [1]
-    assert [row.group_id for row in read_groups(path, version=3)] == [0, 1, 2]
-    assert [row.group_id for row in read_groups(path, state="finished", version=2)] == [0, 2]
-    assert list(read_groups(path, version=4)) == []
-    assert [event.event for event in read_events(path, 1)] == [
-        "issued",
-        "claimed",
-        "finished",
-        "dropped",
-    ]
-    ledger.close()
