@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ratchet.transport.weights import pieces
+from ratchet.types import RolloutGroup
 
 if TYPE_CHECKING:
+    from tests.helpers.gang import SecondRank
     from tests.helpers.rollout_engines import Subject
+    from tests.helpers.training_backends import Harness
 
 
 @pytest.fixture
@@ -43,3 +47,28 @@ def subject(request: pytest.FixtureRequest, endless_model: Path) -> Subject:
     return Subject(
         lambda: FakeEngine(context=CONTEXT, delay_s=lambda _, params: 0.001 * params.max_tokens)
     )
+
+
+@pytest.fixture(scope="module")
+def second_rank() -> Iterator[SecondRank]:
+    from tests.helpers.gang import SecondRank
+
+    second = SecondRank()
+    yield second
+    second.stop()
+
+
+@pytest.fixture(params=["fake", "fsdp", "two ranks", "lora", "lora, two ranks"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+    """Each training backend."""
+    from tests.helpers.training_backends import Harness
+
+    second = request.getfixturevalue("second_rank") if "two ranks" in request.param else None
+    return Harness(request.param, tmp_path, second)
+
+
+@pytest.fixture
+def groups() -> list[RolloutGroup]:
+    from tests.helpers.training import make_groups
+
+    return make_groups()

@@ -1,103 +1,20 @@
 """What every training backend promises, run on each of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.helpers.gang import SecondRank
-from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
+from tests.helpers.training import copy_prompts, make_groups
+from tests.helpers.training_backends import Harness, equal, snapshot
 
 from ratchet.backends.models import load_model
 from ratchet.backends.training.base import TrainingBackend
-from ratchet.backends.training.fake import FakeBackend
-from ratchet.backends.training.fsdp import create_backend
-from ratchet.backends.training.ranks import Leader
-from ratchet.config import LoraConfig
 from ratchet.types import Packed, Rollout, RolloutGroup, WeightProbe
-
-Body = Callable[[TrainingBackend], Awaitable[None]]
-
-
-class Harness:
-    """Makes backends of one kind, runs a test body on each, and closes it."""
-
-    def __init__(self, kind: str, folder: Path, second: SecondRank | None) -> None:
-        self.kind = kind
-        self.folder = folder
-        self._second = second
-        config = training_config(warm_start={"steps": 3, "batch_size": 8})
-        if kind.startswith("lora"):
-            lora = config.model.model_copy(update={"lora": LoraConfig(rank=4)})
-            config = config.model_copy(update={"model": lora})
-        self._config = config
-        self._model = folder / "base"
-        if kind != "fake":
-            write_model(self._config, self._model)
-
-    def gang(self) -> AbstractContextManager[None]:
-        """Around a backend: the other ranks, where there are any."""
-        if self._second is None:
-            return nullcontext()
-        return self._second.meet(self._config.model_dump(mode="json"), self._model)
-
-    def backend(self) -> TrainingBackend:
-        if self.kind == "fake":
-            return FakeBackend()
-        backend = create_backend(self._config, self._model)
-        assert isinstance(backend, Leader) == (self._second is not None)
-        return backend
-
-    def run(self, body: Body) -> None:
-        async def main() -> None:
-            backend = self.backend()
-            async with asyncio.timeout(60):
-                await backend.start()
-                try:
-                    await body(backend)
-                finally:
-                    await backend.close()
-
-        with self.gang():
-            asyncio.run(main())
-        if self._second is not None:
-            assert self._second.ended() == "closed"
-
-
-@pytest.fixture(scope="module")
-def second_rank() -> Iterator[SecondRank]:
-    second = SecondRank()
-    yield second
-    second.stop()
-
-
-@pytest.fixture(params=["fake", "fsdp", "two ranks", "lora", "lora, two ranks"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-    second = request.getfixturevalue("second_rank") if "two ranks" in request.param else None
-    return Harness(request.param, tmp_path, second)
-
-
-@pytest.fixture
-def groups() -> list[RolloutGroup]:
-    return make_groups()
-
-
-def snapshot(backend: TrainingBackend) -> dict[str, torch.Tensor]:
-    names = [spec.name for spec in backend.specs()]
-    return {name: value.clone() for name, value in zip(names, backend.read(names), strict=True)}
-
-
-def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(
-        torch.equal(left[name], right[name]) for name in left
-    )
 
 
 def test_only_the_second_half_changes_the_weights(
@@ -315,18 +232,6 @@ def test_a_warm_start_changes_the_weights_and_says_the_loss(harness: Harness) ->
     harness.run(body)
 
 
-def test_an_export_makes_a_new_directory(harness: Harness) -> None:
-    async def body(backend: TrainingBackend) -> None:
-        path = harness.folder / "deep" / "model"
-        await backend.export(path)
-        assert any(path.iterdir())
-        assert [each.name for each in path.parent.iterdir()] == ["model"]  # nothing half-written
-        with pytest.raises(FileExistsError):
-            await backend.export(path)
-
-    harness.run(body)
-
-
 def test_nothing_works_before_start_or_after_close(harness: Harness) -> None:
     async def main() -> None:
         backend = harness.backend()
@@ -342,70 +247,3 @@ def test_nothing_works_before_start_or_after_close(harness: Harness) -> None:
 
     with harness.gang():
         asyncio.run(main())
-
-
-def test_two_ranks_train_and_export_an_adapter_as_one_process_does(
-    second_rank: SecondRank, tmp_path: Path
-) -> None:
-    results: list[dict[str, torch.Tensor]] = []
-    for kind, second in (("lora", None), ("lora, two ranks", second_rank)):
-        harness = Harness(kind, tmp_path / kind, second)
-
-        async def body(backend: TrainingBackend, folder: Path = harness.folder) -> None:
-            for seed in range(3):
-                await backend.forward_backward(make_groups(seed=seed))
-                assert (await backend.optimizer_step()).applied
-            await backend.export(folder / "out")
-            saved = load_file(folder / "out" / "adapter_model.safetensors")
-            held = {name: value for name, value in snapshot(backend).items() if name in saved}
-            assert equal(held, saved)
-            results.append(saved)
-
-        harness.run(body)
-    alone, together = results
-    assert alone.keys() == together.keys()
-    for name, value in alone.items():
-        assert value.any(), name
-        torch.testing.assert_close(together[name], value, rtol=0.0, atol=1e-5)
-
-
-async def step(backend: TrainingBackend, seed: int) -> None:
-    await backend.forward_backward(make_groups(seed=seed))
-    await backend.optimizer_step()
-
-
-def test_a_restored_backend_goes_on_bit_for_bit(harness: Harness, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    states: list[dict[str, torch.Tensor]] = []
-
-    async def first(backend: TrainingBackend) -> None:
-        for seed in range(2):
-            await step(backend, seed)
-        states.append(snapshot(backend))
-        await backend.begin_save(saved)
-        for seed in range(2, 4):  # what is written is the state before these
-            await step(backend, seed)
-        await backend.end_save()
-        states.append(snapshot(backend))
-
-    async def second(backend: TrainingBackend) -> None:
-        await step(backend, 9)
-        await backend.restore(saved)
-        assert equal(snapshot(backend), states[0])
-        for seed in range(2, 4):
-            await step(backend, seed)
-        assert equal(snapshot(backend), states[1])
-
-    harness.run(first)
-    harness.run(second)
-    if "two ranks" in harness.kind:  # and any other number of ranks reads it
-        alone = Harness(
-            harness.kind.removesuffix("two ranks").strip(", ") or "fsdp", tmp_path / "alone", None
-        )
-
-        async def body(backend: TrainingBackend) -> None:
-            await backend.restore(saved)
-            assert equal(snapshot(backend), states[0])
-
-        alone.run(body)

@@ -1,6 +1,6 @@
 """Tensors that are written come back, in the shape of whoever reads; what the disk says is told.
 
-Sharded tensors: tests/contract/test_training_backend.py, on two ranks.
+Sharded tensors: tests/contract/test_training_backend_saved.py, on two ranks.
 """
 
 from __future__ import annotations
