@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.helpers.config import small_config
+from tests.helpers.group_tables import make_table
 from tests.helpers.samples import sample
-from tests.unit.actors.test_group_table import make_table
 
 from ratchet.actors.due_first import DueFirst
 from ratchet.staleness import Lineage, Position

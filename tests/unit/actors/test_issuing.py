@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.helpers.config import small_config
-from tests.unit.actors.test_group_table import make_table
+from tests.helpers.group_tables import make_table
 
 from ratchet.actors.issuing import Issuing
 from ratchet.messages import ClaimPrompts
