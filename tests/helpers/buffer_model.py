@@ -8,14 +8,11 @@ and all that the buffer then told others, and raises AssertionError where the tw
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
+from tests.helpers.buffer_model_batches import BatchesModel
+from tests.helpers.buffer_model_groups import Account, Group
 from tests.helpers.driven_buffer import LIFE, DrivenBuffer, assignments
 
 from ratchet.actors.buffer import CheckLeases
-from ratchet.config import Config
 from ratchet.messages import (
     BatchReady,
     ClaimPrompts,
@@ -29,70 +26,14 @@ from ratchet.messages import (
     VersionUpdated,
 )
 from ratchet.staleness import Position
-from ratchet.types import Assignment, RolloutGroup, VersionRecord
+from ratchet.types import Assignment, VersionRecord
 
 STATES = {"waiting": "issued", "flight": "claimed", "queued": "finished"}
 """by what the ledger calls it, where that is another word"""
 
 
-@dataclass
-class Group:
-    """One prompt group, wherever it is."""
-
-    place: str = "waiting"
-    attempt: int = 0
-    retries: int = 0
-    reissues: int = 0
-    holder: tuple[str, str] = ("", "")
-    base: int = 0
-    lease_end: float = 0.0
-    group: RolloutGroup | None = None
-    reason: str | None = None
-    trained: tuple[int, int] | None = None
-    """(version that took the step, step)"""
-
-    @property
-    def num_bytes(self) -> int:
-        """An int32 a prompt token; an int32, a float32 and a byte a completion token."""
-        rollouts = self.group.rollouts if self.group else ()
-        return sum(4 * len(r.prompt_ids) + 9 * len(r.completion_ids) for r in rollouts)
-
-
-@dataclass
-class Account:
-    """The credit of one life of a worker."""
-
-    incarnation: str
-    total: int = 0
-    used: int = 0
-    version: int = 0
-    lapsed: set[tuple[int, int]] = field(default_factory=set)
-    """(group, attempt) whose leases have ended, and which have not come to their end"""
-
-
-class BufferModel:
+class BufferModel(BatchesModel):
     """The state of a buffer, and what it must say next."""
-
-    def __init__(self, config: Config, first: VersionRecord) -> None:
-        self.config = config.buffer
-        self.is_bounded = config.buffer.admission == "bounded"
-        self.group_size = config.rollout.group_size
-        self.groups: dict[int, Group] = {}
-        self.waiting: list[set[int]] = []  # what was given up at one moment is in any order
-        self.queue: list[int] = []
-        self.largest = 0
-        self.accounts: dict[str, Account] = {}
-        self.closed: set[tuple[str, str]] = set()
-        self.known = {first.version: first}
-        self.parked: list[GroupFinished] = []
-        self.judged: Position | None = None
-        self.next = (first.term, Position(first.version, first.step))
-        self.term, self.settled = first.term, 0
-        self.request: RequestBatch | None = None
-        self.handed: tuple[RequestBatch, list[int]] | None = None
-        self.again: BatchReady | None = None
-        self.unbroken = True
-        """there has been one trainer"""
 
     # --- what is told to both
 
@@ -201,121 +142,6 @@ class BufferModel:
                 account.lapsed.add((group_id, group.attempt))
         self._give_up(over, "lease_expired")
 
-    # --- batches
-
-    def _take(self, message: RequestBatch) -> BatchReady | None:
-        if message.term < self.term:
-            return None
-        self.term = message.term
-        if message.done is not None:
-            self._trained(message.done)
-        if self.handed is not None:
-            before, ids = self.handed
-            if (message.term, message.step) == (before.term, before.step):
-                return self.again
-            self.handed = None
-            self._give_up(ids, "trainer_died")
-        self.request = message
-        self.next = message.term, Position(message.version, message.step)
-        if self.knows(message.version):
-            self._judge_all(self.next[1])
-        return None
-
-    def _trained(self, message: StepTrained) -> None:
-        if self.handed is None:
-            return
-        request, ids = self.handed
-        if request.term != message.term or {*ids} != {*message.trained, *message.rejected}:
-            return
-        if message.attempts != {i: self.groups[i].attempt for i in ids}:
-            return
-        self.handed = None
-        for group_id in message.trained:
-            group = self.groups[group_id]
-            group.place, group.trained = "trained", (request.version, message.step)
-        for group_id, reason in message.rejected.items():
-            group = self.groups[group_id]
-            if reason.startswith("filter:"):
-                self._drop(group_id, group, reason)
-            else:
-                self._unused(group_id, group, reason, left=False)
-
-    def _serve(self, batches: list[BatchReady]) -> None:
-        request = self.request
-        size = self.config.batch_groups
-        if request is None or not self.knows(request.version):
-            assert not batches, "nobody has asked for a batch"
-            return
-        if request.term > self.settled:
-            self.settled = request.term
-            self._lose(request)
-        position = Position(request.version, request.step)
-        if len(self.queue) >= size:
-            self._judge_all(position)
-        ids = self._batch(position)
-        if ids is None:
-            assert not batches, "there is no batch that is fresh, and leaves none that will not be"
-            return
-        (ready,) = batches
-        assert [g.group_id for g in ready.batch.groups] == ids, "first in, first out by finish"
-        self.queue = [i for i in self.queue if i not in ids]
-        assert (ready.term, ready.batch.step) == (request.term, request.step + 1)
-        for given, age in zip(ready.batch.groups, ready.stats.staleness, strict=True):
-            group = self.groups[given.group_id]
-            group.place = "batched"
-            assert given.attempt == group.attempt
-            assert len(given.rollouts) == self.group_size, "a group is torn"
-            ages = self._ages(given, position)
-            assert age <= self.config.max_staleness
-            assert group.reason is not None or (given == group.group and age == max(ages.values()))
-        bytes_left = sum(self.groups[i].num_bytes for i in self.queue)
-        assert (ready.stats.queue_groups, ready.stats.queue_bytes) == (len(self.queue), bytes_left)
-        self.request, self.again = None, ready
-        self.handed = request, ids
-        self.next = request.term, Position(request.version, request.step + 1)
-
-    def _batch(self, position: Position) -> list[int] | None:
-        """The first to finish; if bounded, of those batches after which all that is open can still
-        be trained in time.
-        """
-        size, bound = self.config.batch_groups, self.config.max_staleness
-        if len(self.queue) < size:
-            return None
-        if not self.is_bounded:
-            return self.queue[:size]
-        flight = {i: g.base for i, g in self.groups.items() if g.place == "flight"}
-        if not self.knows(*flight.values()):
-            return None
-        ages = {i: self._distance(base, position) for i, base in flight.items()}
-        ages = {i: age for i, age in ages.items() if age <= bound}  # else it is lost already
-        for i in self.queue:
-            group = self.groups[i].group
-            assert group is not None
-            ages[i] = min(bound, max(self._ages(group, position).values()))
-        for ids in itertools.combinations(self.queue, size):
-            left = [ages[i] for i in ages if i not in ids]
-            if all(
-                sum(each >= age for each in left) <= size * (bound - age)
-                or all(ages[i] >= age for i in ids)  # more cannot be done
-                for age in range(bound + 1)
-            ):
-                return list(ids)
-        return None
-
-    def _lose(self, request: RequestBatch) -> None:
-        path = [r.version for r in self._path(request.version)]
-        lost = [
-            group_id
-            for group_id, group in self.groups.items()
-            if group.place == "trained"
-            and group.trained is not None
-            and (group.trained[1] > request.step or group.trained[0] not in path)
-        ]
-        for group_id in lost:
-            self.groups[group_id].reissues = 0
-            self.groups[group_id].trained = None
-        self._to_wait(lost, "step_lost")
-
     # --- issue
 
     def _issue(self, claimed: list[tuple[str, str, Assignment]], now: float) -> None:
@@ -354,133 +180,6 @@ class BufferModel:
         account.used += 1
         group.place, group.holder, group.base = "flight", key, account.version
         group.lease_end = now + self.config.lease_s
-
-    def has_room(self, version: int) -> bool:
-        """Whether one more group may be open, of a worker that holds a version."""
-        flight = [g for g in self.groups.values() if g.place == "flight"]
-        num_open = len(flight) + len(self.queue) + 1
-        config = self.config
-        if num_open > config.capacity:
-            return False
-        if config.max_bytes is not None and num_open > config.batch_groups:
-            size = sum(self.groups[i].num_bytes for i in self.queue)
-            size += (len(flight) + 1) * self.largest
-            if not self.largest or size > config.max_bytes:
-                return False
-        if not self.is_bounded:
-            return True
-        position = self.next[1]
-        if not self.knows(position.version, version):
-            return False
-        age = self._distance(version, position)
-        if age > config.max_staleness:
-            return False
-        # what is trained into versions that the worker does not have yet keeps its place
-        kept = config.batch_groups * age
-        within = config.batch_groups * (config.max_staleness + 1)
-        return num_open <= max(config.batch_groups, min(config.capacity, within) - kept)
-
-    # --- verdicts
-
-    def _judge_finish(self, group_id: int, group: Group) -> None:
-        assert group.group is not None
-        rollouts = group.group.rollouts
-        whole = [r for r in rollouts if r.finish_reason not in {"abort", "error"}]
-        if len(whole) < len(rollouts):
-            aborted = any(r.finish_reason == "abort" for r in rollouts)
-            self._unused(group_id, group, "aborted" if aborted else "generation", bool(whole))
-            if group.place != "queued":
-                return
-        filters = self.config.filters
-        if "any_aborted" in filters and len(whole) < len(rollouts):
-            self._drop(group_id, group, "filter:any_aborted")
-        elif "zero_spread" in filters and len({r.reward for r in whole}) < 2:
-            self._drop(group_id, group, "filter:zero_spread")
-
-    def _judge_all(self, position: Position) -> None:
-        self.judged = position
-        before = len(self.waiting)
-        for group_id in list(self.queue):
-            self._judge(group_id, self.groups[group_id])
-        together = set().union(*self.waiting[before:])
-        self.waiting[before:] = [together] if together else []
-
-    def _judge(self, group_id: int, group: Group) -> None:
-        assert group.group is not None
-        assert self.judged is not None
-        bound = self.config.max_staleness
-        ages = self._ages(group.group, self.judged)
-        if max(ages.values()) <= bound:
-            return
-        assert not (self.is_bounded and self.unbroken), f"bounded, and {group_id} is stale"
-        left = any(
-            ages[span.version] <= bound
-            for r in group.group.rollouts
-            if r.finish_reason not in {"abort", "error"}
-            for span in r.spans
-        )
-        if not (left and group.reason == "stale"):
-            self._unused(group_id, group, "stale", left)
-
-    def _unused(self, group_id: int, group: Group, reason: str, left: bool) -> None:
-        """The handler's word: `buffer.unused`, within its budget."""
-        unused = self.config.unused
-        if unused == "retry" and group.retries < self.config.max_retries:
-            group.retries += 1
-            self._to_wait([group_id], reason)
-        elif unused == "mask" and left:
-            group.reason = reason
-        else:
-            self._drop(group_id, group, reason)
-
-    def _drop(self, group_id: int, group: Group, reason: str) -> None:
-        group.place, group.reason = "dropped", reason
-        self.queue = [i for i in self.queue if i != group_id]
-
-    def _give_up(self, ids: Iterable[int], reason: str = "worker_died") -> None:
-        again = []
-        for group_id in list(ids):
-            group = self.groups[group_id]
-            if group.reissues < self.config.max_reissues:
-                group.reissues += 1
-                again.append(group_id)
-            else:
-                self._drop(group_id, group, reason)
-        self._to_wait(again, reason)
-
-    def _to_wait(self, ids: list[int], reason: str) -> None:
-        for group_id in ids:
-            group = self.groups[group_id]
-            group.place, group.reason = "waiting", reason
-            group.attempt += 1
-        self.queue = [i for i in self.queue if i not in ids]
-        if ids:
-            self.waiting.append(set(ids))
-
-    # --- versions
-
-    def knows(self, *versions: int) -> bool:
-        """Whether these and all their ancestors were told."""
-        return all(self._path(version) for version in versions)
-
-    def _path(self, version: int) -> list[VersionRecord]:
-        """The record and its ancestors; nothing if one of them is unknown."""
-        path: list[VersionRecord] = []
-        above: int | None = version
-        while above is not None:
-            if above not in self.known:
-                return []
-            path.append(self.known[above])
-            above = path[-1].parent
-        return path
-
-    def _distance(self, version: int, position: Position) -> int:
-        mine = {r.version: r.step for r in self._path(version)}
-        meet = next(r for r in self._path(position.version) if r.version in mine)
-        return self.known[version].step + position.step - 2 * meet.step
-
-    def _ages(self, group: RolloutGroup, position: Position) -> dict[int, int]:
-        return {version: self._distance(version, position) for version in group.versions}
 
     # --- what is there
 
