@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.helpers.mailbox_fault_process import Orders
+from tests.helpers.mailbox_fault_actors import Orders
 from tests.helpers.mailbox_fault_verdict import Verdict, judge
 from tests.helpers.nodes import KEY
 
