@@ -14,7 +14,7 @@ from tests.simulation import trainers
 from tests.simulation.records import STEP_LOST, is_a_life, life_of
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
     from tests.simulation.world import World
 
 

@@ -20,7 +20,7 @@ from tests.simulation.token_checks import check_group
 from ratchet.actors.role import BUFFER, LOST, ORDERLY, REGISTRY
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
     from tests.simulation.world import World
 
 _OUTSIDE = ("AskTimeout", "ActorDead", "given up", "lost the registry", "of the engine is lost")

@@ -32,7 +32,7 @@ from ratchet.messages import (
 from ratchet.types import VersionRecord
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
     from tests.simulation.world import World
 
 _JUDGED_S = 40.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.helpers.config import small_config
-from tests.simulation.draw import Plan
 from tests.simulation.lives import Delays, Links
+from tests.simulation.plan import Plan
 
 from ratchet.transport.mailbox.limits import Limits
 

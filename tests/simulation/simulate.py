@@ -30,7 +30,7 @@ from tests.simulation.world import World
 from ratchet.actors.role import BUFFER, REGISTRY
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
 
 LIMIT_S = 1e6
 

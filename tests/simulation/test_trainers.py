@@ -12,7 +12,7 @@ from tests.simulation.ordinary import ordinary
 from tests.simulation.simulate import explain, run
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
 
 STEP_S = 12.0
 """About: steps, transfers and all."""

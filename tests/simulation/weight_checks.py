@@ -16,8 +16,8 @@ from ratchet.messages import CommitVersion, Message, WeightsLoaded
 
 if TYPE_CHECKING:
     import numpy as np
-    from tests.simulation.draw import Plan
     from tests.simulation.lives import Worker
+    from tests.simulation.plan import Plan
     from tests.simulation.world import World
 
 _ENDS_S = 15.0

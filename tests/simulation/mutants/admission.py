@@ -13,7 +13,7 @@ from ratchet.actors.group_table import GroupTable
 from ratchet.actors.issuing import Issuing
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
 
 
 def _drifting(method: str, groups_of: Any, sign: int) -> Patches:

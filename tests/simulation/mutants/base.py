@@ -19,7 +19,7 @@ from unittest.mock import patch
 from tests.simulation.draw import draw
 
 if TYPE_CHECKING:
-    from tests.simulation.draw import Plan
+    from tests.simulation.plan import Plan
 
 Patches = list[tuple[object, str, Any]]
 """(class or module, attribute, what takes its place)"""
