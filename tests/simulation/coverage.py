@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-from tests.simulation import faults, weight_faults
+from tests.simulation import faults, trainer_faults, weight_faults
 
 from ratchet import messages
 from ratchet.storage.groups import STATES
@@ -41,7 +41,8 @@ def kinds_of_faults() -> frozenset[str]:
     """The names of all faults."""
     return frozenset(
         cls.__name__
-        for cls in (*vars(faults).values(), *vars(weight_faults).values())
+        for module in (faults, trainer_faults, weight_faults)
+        for cls in vars(module).values()
         if isinstance(cls, type) and issubclass(cls, faults.Fault) and cls is not faults.Fault
         if not cls.__name__.startswith("_")
     )

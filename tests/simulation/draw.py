@@ -22,6 +22,7 @@ from tests.simulation.lives import Delays, Links
 from tests.simulation.plan import Plan
 from tests.simulation.rollout_draws import draw_submission
 from tests.simulation.trainer_draws import draw_payloads, draw_trainers
+from tests.simulation.trainer_faults import TakeOver
 from tests.simulation.verdict_draws import MOST_SABOTAGE_S, draw_verdicts
 from tests.simulation.verdict_draws import draw_faults as draw_aborts
 
@@ -222,7 +223,7 @@ def _fault(rng: random.Random, names: list[str], horizon: float, dead_s: float) 
             min(for_s, MOST_SABOTAGE_S),
         ),
         lambda: f.NonFinite(at, rng.choice(["gradients", "step"]), rng.choice([1, 1, 1, 2, 2, 4])),
-        lambda: f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),
+        lambda: TakeOver(at, rng.choice(["dead", "unreachable", "beside"])),
     ]
     return rng.choice(makers)()
 
@@ -250,7 +251,7 @@ def _rare(seed: int, horizon: float, dead_s: float) -> list[f.Fault]:
     at = round(rng.uniform(0.1, 0.7) * horizon, 3)
     kind = rng.random()
     if kind < 0.2:  # late, when steps lie behind it; and both trainers want a batch
-        take_over = f.TakeOver(at, rng.choice(["dead", "unreachable", "beside"]))
+        take_over = TakeOver(at, rng.choice(["dead", "unreachable", "beside"]))
         return [take_over, f.RepeatRequests(at + rng.uniform(0, horizon / 4), dead_s / 4, 5)]
     if kind < 0.3:
         return [f.RepeatRequests(at + i, dead_s * 0.4, 9) for i in (0.0, dead_s, dead_s * 2)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tests.simulation import faults as f
 from tests.simulation.lives import Delays, Links
 from tests.simulation.standby import STANDBY
+from tests.simulation.trainer_faults import LoseNode
 
 from ratchet.actors.role import BUFFER, REGISTRY, TRAINER
 from ratchet.config import Config
@@ -59,14 +60,14 @@ class Plan:
         gone = [
             fault
             for fault in self.faults
-            if isinstance(fault, f.LoseNode)
+            if isinstance(fault, LoseNode)
             or (
                 isinstance(fault, f.Freeze | f.Silence)
                 and fault.name == TRAINER
                 and fault.for_s > self.links.limits.dead_s / 2
             )
         ]
-        return tuple(fault for fault in gone[1:] if not isinstance(fault, f.LoseNode))
+        return tuple(fault for fault in gone[1:] if not isinstance(fault, LoseNode))
 
     @property
     def unheard_s(self) -> float:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.simulation import faults as f
 from tests.simulation.ordinary import ordinary
 from tests.simulation.simulate import explain, run
+from tests.simulation.trainer_faults import KillTrainer, TakeOver
 
 if TYPE_CHECKING:
+    from tests.simulation.faults import Fault
     from tests.simulation.plan import Plan
 
 STEP_S = 12.0
@@ -21,11 +22,11 @@ STEP_S = 12.0
 def plan(seed: int) -> Plan:
     """A world whose trainer dies a few times, or is replaced while it lives on."""
     rng = random.Random(f"trainers/{seed}")
-    faults: list[f.Fault] = []
+    faults: list[Fault] = []
     for _ in range(rng.choice([1, 2, 3, 5])):
         at = round(rng.uniform(0.0, 16 * STEP_S), 3)
-        kill = f.KillTrainer(at, rng.random() < 0.3)
-        faults.append(rng.choice([kill, kill, kill, f.TakeOver(at, "beside")]))
+        kill = KillTrainer(at, rng.random() < 0.3)
+        faults.append(rng.choice([kill, kill, kill, TakeOver(at, "beside")]))
     made = ordinary(
         *faults,
         trainer={"num_steps": 16},

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation import faults as f
 from tests.simulation.standby import STANDBY
+from tests.simulation.trainer_faults import KillTrainer, LoseNode
 
 from ratchet.actors.role import TRAINER
 
@@ -38,7 +39,7 @@ def draw_trainers(seed: int, horizon: float, step_s: float, dead_s: float) -> Tr
     faults: list[f.Fault] = []
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         at = round(rng.uniform(0.0, horizon), 3)
-        faults.append(f.KillTrainer(at, power=rng.random() < 0.3))
+        faults.append(KillTrainer(at, power=rng.random() < 0.3))
     sections = {
         "checkpoint": {"every_steps": rng.choice([1, 1, 2, 3, 5]), "keep": rng.choice([1, 2])}
     }
@@ -58,8 +59,8 @@ def _with_a_standby(rng: random.Random, horizon: float, dead_s: float) -> list[f
         at = round(rng.uniform(0.0, horizon), 3)
         short_s = dead_s * rng.choice([0.02, 0.2, 0.45])
         makers: list[f.Fault] = [
-            f.LoseNode(at),
-            f.LoseNode(at),
+            LoseNode(at),
+            LoseNode(at),
             f.Freeze(at, TRAINER, dead_s * rng.choice([1.5, 8.0])),
             f.Freeze(at, STANDBY, short_s),
             f.Silence(at, STANDBY, short_s, rng.choice(["in", "out", "both"])),

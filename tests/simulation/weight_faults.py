@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.simulation import faults as f
 from tests.simulation.fabric import Failure
+from tests.simulation.trainer_faults import TakeOver
 from tests.simulation.weight_ends import NUM_PARTS, PART_MIB
 
 from ratchet.actors.role import TRAINER
@@ -42,7 +43,7 @@ class FreezeInTransfer(_InTransfer, f.Freeze):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeOverInTransfer(_InTransfer, f.TakeOver):
+class TakeOverInTransfer(_InTransfer, TakeOver):
     """Another trainer starts when an engine asks for a part of the weights."""
 
 

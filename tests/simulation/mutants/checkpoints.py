@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulation.faults import KillTrainer, TakeOver
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
+from tests.simulation.trainer_faults import KillTrainer, TakeOver
 
 from ratchet.actors.recovery import Recovery
 from ratchet.storage import checkpoints

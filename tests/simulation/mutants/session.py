@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from tests.simulation.faults import Cut, Freeze, Kill, Revive, Silence, TakeOver
+from tests.simulation.faults import Cut, Freeze, Kill, Revive, Silence
 from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
+from tests.simulation.trainer_faults import TakeOver
 
 from ratchet.actors.role import REGISTRY, TRAINER
 from ratchet.actors.weight_loads import WeightLoads

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.faults import RepeatRequests, TakeOver
+from tests.simulation.faults import RepeatRequests
 from tests.simulation.lives import Delays
 from tests.simulation.mutants.base import Patches, mutant
 from tests.simulation.ordinary import ordinary
+from tests.simulation.trainer_faults import TakeOver
 
 from ratchet.actors.buffer import BufferActor
 from ratchet.actors.judging import Judging
