@@ -7,7 +7,8 @@ from pathlib import Path
 from tests.helpers.config import small_config
 
 from ratchet.observability.rundir import RunDirectory
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 

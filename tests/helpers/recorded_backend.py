@@ -20,7 +20,7 @@ import torch
 from ratchet.backends.training.base import GradientReport, StepReport, TrainingBackend
 from ratchet.backends.training.fsdp import FsdpBackend
 from ratchet.config import Config
-from ratchet.storage.checkpoints import MANIFEST, Manifest
+from ratchet.storage.checkpoint import MANIFEST, Manifest
 from ratchet.types import RolloutGroup
 
 RECORD: Final = "RATCHET_TEST_RECORD"

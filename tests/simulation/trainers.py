@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.actors.checkpointing import StartingPoint
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints, Disk
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints, Disk
 from ratchet.storage.starts import Start
 
 if TYPE_CHECKING:

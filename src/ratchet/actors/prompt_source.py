@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - one seeded generator per epoch, no state shared
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 from ratchet.errors import TaskError
 from ratchet.tasks.mixture import label_of
@@ -59,7 +60,7 @@ class PromptSource:
         Raises:
             TaskError: naming one that the task does not have.
         """
-        found = {p.prompt_id: p for task in self._tasks for p in task.prompts}
+        found = self._by_id
         missing = sorted(set(prompt_ids) - found.keys())
         if missing:
             msg = (
@@ -68,6 +69,10 @@ class PromptSource:
             )
             raise TaskError(msg)
         return {prompt_id: found[prompt_id] for prompt_id in prompt_ids}
+
+    @cached_property
+    def _by_id(self) -> dict[str, Prompt]:
+        return {p.prompt_id: p for task in self._tasks for p in task.prompts}
 
     def next(self) -> tuple[int, Prompt]:
         """Return the epoch and the prompt, and move the cursor behind it."""

@@ -27,6 +27,7 @@ import structlog
 from structlog.contextvars import get_contextvars
 
 from ratchet.errors import UserError
+from ratchet.observability.log_file import LogFile
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 """Ascending."""
@@ -95,7 +96,7 @@ def configure_logging(
         msg = f"log level {level!r} is not known; use one of {', '.join(LEVELS)}"
         raise UserError(msg)
     log: BoundLog = structlog.wrap_logger(
-        _Lines(path),
+        LogFile(path),
         processors=[_Stamp(wall_time), _encode],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         context_class=dict,
@@ -160,35 +161,6 @@ def _redact_value(value: Any, depth: int) -> Any:
 def _is_secret(name: str) -> bool:
     words = _CAMEL.sub("_", name).lower()
     return _SECRET.search(words) is not None and _NAMES_A_FILE.search(words) is None
-
-
-class _Lines:
-    """The end of the chain: appends each line to the file with one write.
-
-    The descriptor closes with the last log that writes to it, never under one.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        if path is None:
-            self._fd = os.dup(2)
-            return
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            msg = f"cannot open the log file {path}: {error.strerror}; check the directory"
-            raise UserError(msg) from error
-
-    def write(self, line: bytes) -> None:
-        """Append a line; a short write, of a disk that is full, ends it by hand."""
-        written = os.write(self._fd, line)
-        while written < len(line):
-            written += os.write(self._fd, line[written:])
-
-    debug = info = warning = error = critical = write
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            os.close(self._fd)
 
 
 class _Stamp:

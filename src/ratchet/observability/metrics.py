@@ -36,8 +36,20 @@ class MetricsWriter:
         _cut_unfinished_line(path)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line; it is with the operating system when this returns."""
-        self._file.write(self._encoder.encode(dict(metrics)) + b"\n")
+        """Append a line; it is with the operating system when this returns.
+
+        Raises:
+            OSError: if it cannot be written; nothing of it stays.
+        """
+        line = self._encoder.encode(dict(metrics)) + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
+        written = 0
+        try:
+            while written < len(line):  # a disk that is full takes a part of it first
+                written += self._file.write(line[written:])
+        except OSError:
+            os.ftruncate(self._file.fileno(), size)
+            raise
 
     def close(self) -> None:
         """Close the file; closing again does nothing."""

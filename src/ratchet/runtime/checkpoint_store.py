@@ -13,8 +13,10 @@ from ratchet.actors.checkpointing import StartingPoint
 from ratchet.config import Config
 from ratchet.errors import ConfigError
 from ratchet.messages import StepTrained
+from ratchet.observability.logs import Log
 from ratchet.observability.rundir import RunDirectory
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.starts import Start, Starts
 from ratchet.types import PolicyVersion, Term
 
@@ -22,9 +24,12 @@ from ratchet.types import PolicyVersion, Term
 class RunCheckpoints:
     """Implements `CheckpointStore`."""
 
-    def __init__(self, run: RunDirectory, run_id: str, config: Config) -> None:
+    def __init__(self, run: RunDirectory, run_id: str, config: Config, log: Log) -> None:
         self._run = run
-        self._checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
+        self._log = log
+        self._checkpoints = Checkpoints(
+            run.checkpoints, keep=config.checkpoint.keep, not_removed=self._not_removed
+        )
         self._run_id = run_id
         self._data = config.task.fingerprint or ""
 
@@ -74,6 +79,9 @@ class RunCheckpoints:
         """Make what was begun and written a checkpoint, and let old ones go."""
         facts = CheckpointFacts(self._run_id, version, step, term, self._data, done, time.time())
         await asyncio.to_thread(self._checkpoints.finish, facts)
+
+    def _not_removed(self, path: Path, error: Exception) -> None:
+        self._log.warning("checkpoint_not_removed", path=str(path), detail=str(error))
 
     async def abandon(self, version: PolicyVersion) -> None:
         """Remove what was begun."""

@@ -185,7 +185,7 @@ def _start_trainer(
     create = import_chosen("trainer.backend", config.trainer.backend, TRAINERS)
     backend = create(config, ensure_base_model(config, run.base))
     snapshot = Snapshot(backend) if config.weights.snapshot else None
-    checkpoints = RunCheckpoints(run, run_id, config)
+    checkpoints = RunCheckpoints(run, run_id, config, system.log)
     return TrainerActor.start(
         system,
         role,

@@ -17,7 +17,8 @@ from ratchet.imports import import_chosen
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.compose import TRAINERS
 from ratchet.runtime.resume import find_config
-from ratchet.storage.checkpoints import Checkpoint, CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import Checkpoint, CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 
 
 def export_checkpoint(root: Path, output: Path, step: int | None = None) -> CheckpointFacts:

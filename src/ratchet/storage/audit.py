@@ -22,7 +22,7 @@ import msgspec
 
 from ratchet.staleness import Lineage, Position, UnknownVersion
 from ratchet.storage import groups, versions
-from ratchet.storage.checkpoints import CheckpointFacts
+from ratchet.storage.checkpoint import CheckpointFacts
 from ratchet.storage.groups import STATES, GroupRow
 from ratchet.storage.sqlite import open_reader, refusals
 from ratchet.types import VersionRecord

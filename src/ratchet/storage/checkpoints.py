@@ -7,7 +7,8 @@ A checkpoint is written under another name, each file of it synced, then the man
 length and SHA-256 of each, then the directory; only then is it renamed, and the directory above
 synced. So what has the right name has everything, also after a power cut. Old ones are removed only
 after the new one is whole, by renaming them first: a checkpoint that is removed half way has no
-right name any more. What a crash leaves under other names is removed by the next `begin`.
+right name any more. What a crash leaves under other names is removed by the next `begin`. What
+cannot be removed stays, and is told: it stands in the way of nothing new.
 
 Checkpoints of a line that a later trainer has left (`starts.py`) do not count: nobody goes on from
 them, the trainer that is replaced makes no more of them, and they are removed with the old ones.
@@ -15,90 +16,32 @@ them, the trainer that is replaced makes no more of them, and they are removed w
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from ratchet.errors import StaleTerm, UserError
-from ratchet.messages import StepTrained
+from ratchet.storage.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    Checkpoint,
+    CheckpointFacts,
+    File,
+    Manifest,
+    measure,
+    open_checkpoint,
+)
 from ratchet.storage.starts import Starts, goes_on
-from ratchet.types import PolicyVersion, Term
+from ratchet.types import PolicyVersion
 
-MANIFEST: Final = "manifest.json"
-_FORMAT: Final = 1
 _NAME: Final = re.compile(r"version-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REMOVED: Final = ".removed-"
-
-
-class CheckpointFacts(msgspec.Struct, frozen=True):
-    """What a checkpoint is of."""
-
-    run: str
-    """id of the run"""
-    version: PolicyVersion
-    """the number of the weights; unique in the run, also where two branches have the same step"""
-    step: int
-    """optimiser steps on the lineage of that version"""
-    term: Term
-    """of the trainer that wrote it"""
-    data: str
-    """fingerprint of the training prompts"""
-    done: StepTrained | None
-    """what became of the batch of that step, in case the buffer did not hear of it"""
-    created_at: float
-    """wall clock, seconds since the epoch; for people"""
-
-
-class File(msgspec.Struct, frozen=True, array_like=True):
-    """One file of a checkpoint, as it must be."""
-
-    num_bytes: int
-    sha256: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """The last file of a checkpoint that is written."""
-
-    format: int
-    facts: CheckpointFacts
-    files: dict[str, File]
-    """by the path below the checkpoint's directory"""
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """A whole checkpoint."""
-
-    path: Path
-    facts: CheckpointFacts
-    files: dict[str, File]
-
-    def verify(self) -> None:
-        """Read every file and compare it with the manifest.
-
-        Raises:
-            UserError: naming the first file that is not as it was written.
-        """
-        for name, file in self.files.items():
-            try:
-                found = _measure(self.path / name)
-            except OSError as error:
-                raise UserError(self._damaged(name, error.strerror or str(error))) from None
-            if found != file:
-                detail = f"{found.num_bytes} bytes, SHA-256 {found.sha256[:12]}"
-                wanted = f"{file.num_bytes} bytes, {file.sha256[:12]}"
-                raise UserError(self._damaged(name, f"{detail} in the place of {wanted}"))
-
-    def _damaged(self, name: str, detail: str) -> str:
-        return (
-            f"checkpoint {self.path} is damaged: {name}: {detail}; restore it from a copy, or go on"
-            " from another step"
-        )
 
 
 class Disk:
@@ -128,12 +71,21 @@ class Checkpoints:
         root: directory of the checkpoints; made by the first `begin`.
         keep: how many stay, the newest ones.
         disk: where the order of writing matters.
+        not_removed: told of what could not be removed, and why.
     """
 
-    def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep: int,
+        disk: Disk | None = None,
+        not_removed: Callable[[Path, Exception], None] = lambda _path, _error: None,
+    ) -> None:
         self._root = root
         self._keep = keep
         self._disk = disk or Disk()
+        self._not_removed = not_removed
         self.starts = Starts(root)
 
     def begin(self, version: PolicyVersion) -> Path:
@@ -148,7 +100,7 @@ class Checkpoints:
             msg = f"{path} is there already"
             raise FileExistsError(msg)
         self._root.mkdir(parents=True, exist_ok=True)
-        self._clear()
+        self._clear(version)
         unfinished = self._unfinished(version)
         unfinished.mkdir()
         return unfinished
@@ -157,7 +109,7 @@ class Checkpoints:
         """Make what was begun and written a checkpoint, then remove the oldest beyond `keep`.
 
         Raises:
-            OSError: if that fails; the others stay as they are.
+            OSError: if it does not become one; the others stay as they are.
             StaleTerm: if a newer trainer has begun; all checkpoints stay as they are.
         """
         self._check(facts)
@@ -166,11 +118,21 @@ class Checkpoints:
         self._disk.rename(unfinished, path)
         self._disk.sync(self._root)
         self._check(facts)  # it may have stood still meanwhile: what is old for it is not for all
-        kept = {each.path for each in self.whole()[-self._keep :]}
-        for old in self.there():
-            if old.path not in kept:
-                self._remove(old.path)
+        self._remove_old()
         return Checkpoint(path, facts, files)
+
+    def _remove_old(self) -> None:
+        try:
+            kept = {each.path for each in self.whole()[-self._keep :]}
+            old = [each.path for each in self.there() if each.path not in kept]
+        except (OSError, UserError) as error:  # one of them is damaged: none is touched
+            self._not_removed(self._root, error)
+            return
+        for path in old:
+            try:
+                self._remove(path)
+            except OSError as error:
+                self._not_removed(path, error)
 
     def _check(self, facts: CheckpointFacts) -> None:
         newest = self.starts.newest()
@@ -210,7 +172,8 @@ class Checkpoints:
         if not self._root.is_dir():
             return ()
         entries = [(match, entry) for entry in self._root.iterdir() if (match := _named(entry))]
-        return tuple(_open(entry) for _, entry in sorted(entries))
+        found = (open_checkpoint(entry) for _, entry in sorted(entries))
+        return tuple(checkpoint for checkpoint in found if checkpoint is not None)
 
     def find(self, step: int | None = None) -> Checkpoint:
         """Return the newest checkpoint, of a step where one is given, with every file as written.
@@ -232,9 +195,9 @@ class Checkpoints:
 
     def _seal(self, directory: Path, facts: CheckpointFacts) -> dict[str, File]:
         paths = sorted(directory.rglob("*"))
-        files = {str(p.relative_to(directory)): _measure(p) for p in paths if p.is_file()}
+        files = {str(p.relative_to(directory)): measure(p) for p in paths if p.is_file()}
         manifest = directory / MANIFEST
-        content = msgspec.json.encode(Manifest(_FORMAT, facts, files))
+        content = msgspec.json.encode(Manifest(FORMAT, facts, files))
         for path in paths:
             self._disk.sync(path)
         manifest.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
@@ -242,11 +205,20 @@ class Checkpoints:
         self._disk.sync(directory)
         return files
 
-    def _clear(self) -> None:
-        """Remove what a crash has left."""
+    def _clear(self, version: PolicyVersion) -> None:
+        """Remove what a crash has left before this version. A later one is being written by the
+        trainer that has replaced this one.
+        """
         for entry in self._root.iterdir():
-            if entry.name.startswith((_UNFINISHED, _REMOVED)):
+            prefix = next((p for p in (_UNFINISHED, _REMOVED) if entry.name.startswith(p)), "")
+            number = _number(entry.name.removeprefix(prefix)) if prefix else None
+            if number is None or (prefix == _UNFINISHED and number > version):
+                continue
+            try:
                 self._disk.remove(entry)
+            except OSError as error:
+                if entry.exists():  # else another trainer has removed it
+                    self._not_removed(entry, error)
 
     def _remove(self, path: Path) -> None:
         gone = path.with_name(f"{_REMOVED}{path.name}")
@@ -257,27 +229,10 @@ class Checkpoints:
 
 def _named(entry: Path) -> int | None:
     """Return one more than the version of a checkpoint's directory; None if it is none."""
-    match = _NAME.fullmatch(entry.name)
-    return None if match is None else int(match[1]) + 1
+    number = _number(entry.name)
+    return None if number is None else number + 1
 
 
-def _open(path: Path) -> Checkpoint:
-    manifest = path / MANIFEST
-    try:
-        found = msgspec.json.decode(manifest.read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
-        msg = f"{manifest} cannot be read: {error}; restore it from a copy, or move {path} away"
-        raise UserError(msg) from None
-    if found.format > _FORMAT:
-        msg = (
-            f"{manifest} has format {found.format}, and this Ratchet knows up to {_FORMAT}: it was"
-            " written by a newer release; use that release"
-        )
-        raise UserError(msg)
-    return Checkpoint(path, found.facts, found.files)
-
-
-def _measure(path: Path) -> File:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return File(path.stat().st_size, digest)
+def _number(name: str) -> PolicyVersion | None:
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])

@@ -127,7 +127,9 @@ class Payloads:
                 self._write(change.group)
                 self.error = ""
         except OSError as error:
-            self.kept.discard(group_id)
+            with self._lock:
+                if self._pending[group_id] is change:  # else there is a later attempt to keep
+                    self.kept.discard(group_id)
             self._failed(str(error))
         with self._lock:
             if self._pending[group_id] is change:

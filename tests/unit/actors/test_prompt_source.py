@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -90,3 +91,17 @@ def test_no_prompts_is_a_mistake_of_the_task() -> None:
         PromptSource([], seed=0)
     with pytest.raises(TaskError, match="no training prompts"):
         PromptSource(prompts(0), 0, {"big": 1.0})
+
+
+def test_to_find_some_looks_through_all_once_only() -> None:
+    class Counted(list[Prompt]):
+        looked = 0
+
+        def __iter__(self) -> Iterator[Prompt]:
+            Counted.looked += 1
+            return super().__iter__()
+
+    source = PromptSource(Counted(prompts(20)), seed=3)
+    for step in range(5):  # each step that a trainer has lost
+        assert set(source.find([str(step)])) == {str(step)}
+    assert Counted.looked == 1

@@ -10,13 +10,14 @@ import pytest
 from tests.helpers.config import small_config
 
 from ratchet.errors import ConfigError
+from ratchet.observability.logs import SilentLog
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.checkpoint_store import ChosenStart, RunCheckpoints
 from ratchet.storage.starts import Start, Starts
 
 
 def make(root: Path) -> RunCheckpoints:
-    return RunCheckpoints(RunDirectory(root), "r1", small_config())
+    return RunCheckpoints(RunDirectory(root), "r1", small_config(), SilentLog())
 
 
 async def save(store: RunCheckpoints, version: int, term: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ from tests.helpers.config import small_config
 from tests.helpers.training import make_groups
 
 from ratchet.errors import UserError
+from ratchet.observability.logs import configure_logging
+from ratchet.observability.metrics import MetricsWriter, read_metrics
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.resume import resume_run
 from ratchet.runtime.rundir import create_run_directory
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.payloads import Payloads
 from ratchet.storage.versions import VersionStore
@@ -39,6 +43,14 @@ class SmallDisk:
                     file.write(bytes(4096))
             except OSError:
                 pass
+
+    def leave(self, num_bytes: int) -> None:
+        """Fill it but for so many bytes of a last page, which the next file to grow has."""
+        self.fill()
+        os.truncate(self._filler, self._filler.stat().st_size - num_bytes)
+
+    def free(self) -> None:
+        self._filler.unlink()
 
     def read_only(self) -> None:
         _mount("-o", "remount,ro", str(self.root))
@@ -133,3 +145,32 @@ def test_payloads_that_do_not_fit_are_not_kept(disk: SmallDisk) -> None:
     assert payloads.get(first.group_id, first.attempt) == first
     assert payloads.get(77, second.attempt) is None
     assert [path.suffix for path in (disk.root / "payloads").iterdir()] == [".payload"]
+
+
+def test_a_line_of_metrics_that_does_not_fit_leaves_nothing(disk: SmallDisk) -> None:
+    path = disk.root / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write({"step": 1})
+    disk.leave(4096)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write({"step": 2, "text": "x" * 9000})  # a part of it fits
+    disk.free()
+    writer.write({"step": 3})
+    writer.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 3]
+
+
+def test_a_log_line_that_does_not_fit_harms_nobody_and_is_counted(disk: SmallDisk) -> None:
+    path = disk.root / "trainer-0.jsonl"
+    log = configure_logging(path, role="trainer-0", run="r")
+    disk.leave(4096)
+    for step in range(3):
+        log.info("step_trained", step=step, text="x" * 9000)
+    disk.free()
+    log.info("step_trained", step=3)
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.DecodeError):  # the one that was cut off
+            found.append(msgspec.json.decode(line))
+    assert [line["event"] for line in found] == ["log_opened", "log_lines_lost", "step_trained"]
+    assert (found[1]["num_lines"], found[1]["level"], found[2]["step"]) == (3, "error", 3)

@@ -21,7 +21,8 @@ from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.base_model import ensure_base_model
 from ratchet.runtime.export import export_checkpoint
 from ratchet.runtime.rundir import create_run_directory
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 
 STEPS = (1, 2)
 

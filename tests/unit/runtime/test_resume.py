@@ -13,7 +13,8 @@ from ratchet.errors import UserError
 from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.resume import find_config, resume_run
 from ratchet.runtime.rundir import create_run_directory
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.ledger import GroupLedger
 from ratchet.storage.versions import VersionStore
 

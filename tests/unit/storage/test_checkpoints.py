@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ratchet.errors import UserError
 from ratchet.messages import StepTrained
-from ratchet.storage.checkpoints import MANIFEST, CheckpointFacts, Checkpoints, Disk
+from ratchet.storage.checkpoint import MANIFEST, CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints, Disk
 
 DONE = StepTrained(1, 5, (3, 4), {7: "stale"})
 
@@ -107,6 +110,58 @@ def test_a_save_that_is_given_up_leaves_the_others_and_no_rest(tmp_path: Path) -
     checkpoints.find()
 
 
+def test_what_a_later_trainer_is_writing_is_left_alone(tmp_path: Path) -> None:
+    later = Checkpoints(tmp_path, keep=1)
+    (later.begin(5) / "weights").write_text("half")
+    Checkpoints(tmp_path, keep=1).begin(4)  # of the trainer that it has replaced
+    later.finish(facts(5))
+    later.find()
+
+
+class StuckDisk(Disk):
+    """Removes nothing, as a file system does whose files somebody has open."""
+
+    def remove(self, path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+
+def test_what_cannot_be_removed_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    checkpoints = Checkpoints(
+        tmp_path, keep=1, disk=StuckDisk(), not_removed=lambda path, _error: told.append(path.name)
+    )
+    for version in (1, 2, 3):
+        save(checkpoints, version)
+    assert versions(checkpoints) == [3]
+    assert told == ["version-00000001", ".removed-version-00000001", "version-00000002"]
+
+
+def test_a_damaged_old_checkpoint_does_not_undo_a_new_one(tmp_path: Path) -> None:
+    told: list[str] = []
+    checkpoints = Checkpoints(
+        tmp_path, keep=1, not_removed=lambda _path, error: told.append(str(error))
+    )
+    save(checkpoints, 1)
+    (tmp_path / "version-00000001" / MANIFEST).unlink()
+    save(checkpoints, 2)
+    assert (tmp_path / "version-00000002" / MANIFEST).exists()
+    assert (tmp_path / "version-00000001").exists()
+    (text,) = told
+    assert "version-00000001/manifest.json cannot be read" in text
+
+
+def test_what_is_removed_while_somebody_looks_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    listed = list(tmp_path.iterdir())
+    shutil.rmtree(tmp_path / "version-00000001")
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(listed))
+    assert versions(checkpoints) == [2]
+
+
 class Crash(BaseException):
     """The process, or the machine, ends here."""
 
@@ -184,7 +239,7 @@ def crash(root: Path, point: int, attempt: int, power: bool) -> bool:
     before = Checkpoints(root, keep=2)
     for version in (1, 2):
         save(before, version)
-    (root / ".unfinished-version-00000009").mkdir()  # an earlier crash
+    (root / ".unfinished-version-00000000").mkdir()  # an earlier crash
     disk = CrashingDisk(point)
     try:
         save(Checkpoints(root, keep=2, disk=disk), 3)

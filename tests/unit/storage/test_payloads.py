@@ -128,3 +128,29 @@ def test_a_disk_that_is_too_slow_is_left_alone(
     payloads.close()
     assert payloads._pending_bytes == 0
     assert payloads.get(1, 0) == group(1)
+
+
+def test_a_write_that_fails_does_not_give_up_the_next_one(
+    payloads: Payloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    write = payloads._write
+
+    def fail_once(each: RolloutGroup) -> None:
+        if each.attempt:
+            write(each)
+            return
+        began.set()
+        go_on.wait()
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(payloads, "_write", fail_once)
+    payloads.put(group(1), 10)
+    began.wait()
+    payloads.put(group(1, attempt=1), 10)
+    go_on.set()
+    payloads._executor.submit(lambda: None).result()  # all before it is done
+    assert payloads.get(1, 1) == group(1, 1)
+    payloads.forget([1])
+    again(payloads, tmp_path).close()
+    assert files(tmp_path) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import StaleTerm, UserError
-from ratchet.storage.checkpoints import CheckpointFacts, Checkpoints, Disk
+from ratchet.storage.checkpoint import CheckpointFacts
+from ratchet.storage.checkpoints import Checkpoints, Disk
 from ratchet.storage.starts import Start, Starts, goes_on
 
 

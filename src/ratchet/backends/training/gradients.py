@@ -9,7 +9,7 @@ knows the number of those tokens without asking, and trains its share of each mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,8 +54,16 @@ class GradientPass:
         self._temperature = temperature
         self._entropy_gradient = entropy_gradient
 
-    def run(self, rows: Sequence[Row], loss: Loss) -> dict[str, float]:
-        """Add the gradient of the mean loss over the trained tokens of `rows`; return metrics."""
+    def run(
+        self, rows: Sequence[Row], loss: Loss, take_gradients: Callable[[], None]
+    ) -> dict[str, float]:
+        """Compute the gradient of the mean loss over the trained tokens of `rows`; return metrics.
+
+        Args:
+            rows: of the whole batch.
+            loss: of a micro-batch.
+            take_gradients: called when the parameters have the gradients of a micro-batch.
+        """
         num_tokens = trained_tokens(rows)
         # FSDP averages gradients over ranks, where the sum is wanted
         scale = self._ranks.size / max(1, num_tokens)
@@ -64,6 +72,7 @@ class GradientPass:
             share = shares[self._ranks.rank] or [_untrained(shares[0][0])]
             output = loss(self._inputs(pad(share).to(self._device)))
             torch.autograd.backward(output.total * scale)
+            take_gradients()
             outputs.append(output)
         return {"trained_tokens": num_tokens, **self._reduce(outputs, max(1, num_tokens))}
 

@@ -36,7 +36,7 @@ from ratchet.backends.training.saved_state import (
 from ratchet.backends.training.sharding import current_ranks, max_over_ranks, shard, whole
 from ratchet.backends.training.warm_start import reference_rows, shuffled_batches
 from ratchet.config import Config
-from ratchet.errors import RunFailed
+from ratchet.errors import RunFailed, UserError
 from ratchet.types import Prompt, WeightProbe
 
 
@@ -66,6 +66,8 @@ class Learner:
         digest = None if lora is None else add_adapter(model, lora, config.seed)
         self._model: PreTrainedModel = model.to(device)
         shard(self._model, self.ranks, device)
+        self._base = {} if digest is None else {f"base.{digest}": torch.ones(1)}
+        """its name says which weights an adapter belongs to"""
         self._weights = named_weights(model) if digest is None else adapter_weights(model, digest)
         self.specs = weight_specs(self._weights)
         self._optimizer = self._trainer_optimizer()
@@ -87,11 +89,11 @@ class Learner:
             msg = "a batch has at least one token that is trained"
             raise ValueError(msg)
         try:
-            metrics = self._passes.run(rows, loss)
+            metrics = self._passes.run(rows, loss, self._optimizer.take_gradients)
         except BaseException:
             self.skip_step()  # drops the gradients of the micro-batches before the failure
             raise
-        norm = self._optimizer.gather_gradients()
+        norm = self._optimizer.gradient_norm()
         self._pending = norm if math.isfinite(metrics["loss"]) else math.nan
         return GradientReport(math.isfinite(self._pending), metrics)
 
@@ -148,7 +150,8 @@ class Learner:
     def copy_state(self) -> dict[str, Part]:
         """Copy what this rank writes of all that training goes on from."""
         optimizer = {f"optimizer.{name}": t for name, t in self._optimizer.state().items()}
-        return copy_parts({**self._model_state(), **optimizer}, self._random_state(), self.ranks)
+        shared = {**self._model_state(), **self._base, **optimizer}
+        return copy_parts(shared, self._random_state(), self.ranks)
 
     def agree_on_write(self, written: Callable[[], BaseException | None]) -> None:
         """Wait until this rank and all others have written.
@@ -163,14 +166,26 @@ class Learner:
             raise OSError(worst, os.strerror(worst)) from error
 
     def restore(self, directory: Path) -> None:
-        """Take on the state that was written into a directory, by any number of ranks."""
+        """Take on the state that was written into a directory, by any number of ranks.
+
+        Raises:
+            UserError: if it is of an adapter to other weights.
+        """
         self._check_none_pending()
+        saved = saved_names(directory)
+        bases = {name for name in saved if name.startswith("base.")}
+        if bases and not bases & self._base.keys():
+            msg = (
+                f"{directory} has an adapter to other weights than those in model.path"
+                f" ({self._model_dir}): these have changed; go on with the ones that it began with"
+            )
+            raise UserError(msg)
         read_parts(self._model_state(), directory)
         self._optimizer.restore(
             lambda tensors: read_parts({f"optimizer.{n}": t for n, t in tensors.items()}, directory)
         )
         random = self._random_state()
-        if random.keys() <= saved_names(directory):  # else by fewer ranks, or on other devices
+        if random.keys() <= saved:  # else by fewer ranks, or on other devices
             read_parts(random, directory)
             for name, state in random.items():
                 _RANDOM[name.split(".")[1]].set(state)

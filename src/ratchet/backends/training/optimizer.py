@@ -73,18 +73,25 @@ class Optimizer:
             return self._lr
         return self._lr * (self._num_steps + 1) / self._warmup_steps
 
-    def gather_gradients(self) -> float:
-        """Take the model's gradients over and return their norm over all parameters and ranks; it
-        is not finite if one of them is not, or if their squares overflow float32.
+    def take_gradients(self) -> None:
+        """Add the model's gradients to those that were taken before, in float32: a sum of many in
+        bfloat16 loses the small ones. After each micro-batch.
         """
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad.to(master.dtype)
-                parameter.grad = None
+            if master is parameter or parameter.grad is None:
+                continue
+            gradient = parameter.grad.to(master.dtype)
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def gradient_norm(self) -> float:
+        """Return the norm of the taken gradients over all parameters and ranks; it is not finite if
+        one of them is not, or if their squares overflow float32.
+        """
         return _total_norm(self._gradients(), 2.0).item()
 
     def step(self, grad_norm: float) -> bool:
-        """Clip the gathered gradients of this norm, apply and drop them; False if refused.
+        """Clip the taken gradients of this norm, apply and drop them; False if refused.
 
         Raises:
             RunFailed: if a weight is not finite in spite of all checks.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ def shard(model: PreTrainedModel, ranks: Ranks, device: torch.device) -> None:
         return
     mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("data",))
     layers = frozenset(model._no_split_modules or ())
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # sums of gradients, whatever theirs
     for module in list(model.modules()):
         if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def drop_gathered(model: PreTrainedModel) -> None:

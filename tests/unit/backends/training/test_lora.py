@@ -10,13 +10,14 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.helpers.training import copy_prompts, make_groups, training_config
+from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 from transformers import AutoTokenizer
 
 from ratchet.backends.models import load_model
 from ratchet.backends.named_weights import named_weights
 from ratchet.backends.training.fsdp import FsdpBackend
 from ratchet.config import Config
+from ratchet.errors import UserError
 
 IDS = torch.tensor([[3, 4, 5, 13, 3]])
 
@@ -136,3 +137,23 @@ def test_merged_weights_are_exported_on_demand(base: Path, tmp_path: Path) -> No
         assert not torch.equal(logits(merged), logits(trained))
 
     run(base, lora_config(export_merged=True), body)
+
+
+def test_the_state_of_an_adapter_to_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    config = lora_config()
+    another = training_config().model_copy(update={"seed": config.seed + 1})
+    other = write_model(another, tmp_path / "other")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+
+    async def save(backend: FsdpBackend) -> None:
+        await backend.begin_save(saved)
+        await backend.end_save()
+
+    async def restore(backend: FsdpBackend) -> None:
+        await backend.restore(saved)
+
+    run(base, config, save)
+    run(base, config, restore)
+    with pytest.raises(UserError, match=r"adapter to other weights than those in model\.path"):
+        run(other, config, restore)

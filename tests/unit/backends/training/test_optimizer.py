@@ -13,9 +13,14 @@ def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Paramete
     return nn.Parameter(torch.tensor([values], dtype=dtype))
 
 
+def gradient_norm(optimizer: Optimizer) -> float:
+    optimizer.take_gradients()
+    return optimizer.gradient_norm()
+
+
 def take(optimizer: Optimizer, weight: nn.Parameter, gradient: list[float]) -> bool:
     weight.grad = torch.tensor([gradient], dtype=weight.dtype)
-    return optimizer.step(optimizer.gather_gradients())
+    return optimizer.step(gradient_norm(optimizer))
 
 
 def test_the_rate_warms_up_linearly_and_then_stays() -> None:
@@ -86,7 +91,7 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
         for step in range(3):
             for weight, gradient in zip(weights, (3.0, 4.0 + step), strict=True):
                 weight.grad = torch.tensor([[gradient * scale]])
-            norm = optimizer.gather_gradients()
+            norm = gradient_norm(optimizer)
             assert norm == pytest.approx(math.hypot(3.0, 4.0 + step) * scale, rel=1e-6)
             assert optimizer.step(norm)
         return [weight.item() for weight in weights]
@@ -100,7 +105,7 @@ def test_norms_and_biases_do_not_decay() -> None:
     bias = nn.Parameter(torch.ones(1))
     optimizer = Optimizer([matrix, bias], lr=0.1, warmup_steps=0, weight_decay=0.5)
     matrix.grad, bias.grad = torch.zeros(1, 1), torch.zeros(1)
-    assert optimizer.step(optimizer.gather_gradients())
+    assert optimizer.step(gradient_norm(optimizer))
     assert matrix.item() == pytest.approx(0.95)
     assert bias.item() == 1.0
 
@@ -155,3 +160,12 @@ def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
     assert state.keys() == other_state.keys()
     assert all(torch.equal(state[name], other_state[name]) for name in state)
     assert torch.equal(weights[0], others[0])
+
+
+def test_small_gradients_are_not_lost_in_a_sum_of_many() -> None:
+    weight = parameter(0.0, dtype=torch.bfloat16)
+    optimizer = Optimizer([weight], lr=1.0, warmup_steps=0, max_grad_norm=1e9)
+    for gradient in [1.0, *[2.0**-10] * 1024]:  # each of them less than half a digit of the first
+        weight.grad = torch.tensor([[gradient]], dtype=torch.bfloat16)
+        optimizer.take_gradients()
+    assert optimizer.gradient_norm() == 2.0
