@@ -27,6 +27,7 @@ class Leases:
         self._ahead = ahead
         self._here: asyncio.Queue[tuple[Assignment, float]] = asyncio.Queue()  # lease ends at
         self._taken: dict[tuple[int, int], tuple[float, float]] = {}  # taken at, lease ends at
+        self._lapsed: dict[tuple[int, int], float] = {}  # taken at; their end may still come
         self._buffer = ""  # the life of the buffer that the next two count for
         self._received = 0
         self._credit = 0
@@ -40,7 +41,8 @@ class Leases:
 
     @property
     def num_taken(self) -> int:
-        """Groups that were taken, and have not ended."""
+        """Groups that were taken, have not ended, and are under a lease."""
+        self._let_lapse()
         return len(self._taken)
 
     def count_for(self, buffer: str) -> None:
@@ -49,6 +51,7 @@ class Leases:
             return
         self._buffer, self._received, self._credit = buffer, 0, 0
         self._taken.clear()
+        self._lapsed.clear()
         while not self._here.empty():
             self._here.get_nowait()
 
@@ -57,10 +60,10 @@ class Leases:
 
         The buffer gives the credit of a lapsed group back, until its late end comes.
         """
-        now = self._now()
-        lapsed = sum(lease_end <= now for _, lease_end in self._taken.values())
+        self._let_lapse()
         missing = num_waiting + self._ahead - self.num_here
-        self._credit = max(self._credit, self._received - lapsed + max(0, missing))
+        received = self._received - len(self._lapsed)
+        self._credit = max(self._credit, received + max(0, missing))
         return self._credit
 
     def put(self, assignment: Assignment) -> None:
@@ -79,7 +82,16 @@ class Leases:
 
     def end(self, group_id: int, attempt: int) -> bool:
         """Note the end of a group; tell whether its lease was still good."""
-        now = self._now()
-        taken_at, lease_end = self._taken.pop((group_id, attempt), (now, now))
+        self._let_lapse()
+        now, key = self._now(), (group_id, attempt)
+        is_good = key in self._taken
+        taken_at = self._taken.pop(key)[0] if is_good else self._lapsed.pop(key, now)
         self.busy_s += now - taken_at
-        return now < lease_end
+        return is_good
+
+    def _let_lapse(self) -> None:
+        now = self._now()
+        for key, (taken_at, lease_end) in list(self._taken.items()):
+            if lease_end <= now:
+                del self._taken[key]
+                self._lapsed[key] = taken_at

@@ -78,3 +78,21 @@ def test_another_life_of_the_buffer_issues_again_what_is_here() -> None:
         assert leases.claim(1) == 1
 
     scenario(body)
+
+
+def test_groups_that_never_end_are_not_in_flight_for_good() -> None:
+    async def body(leases: Leases) -> None:
+        for number in range(3):
+            leases.put(assignment(number))
+            await leases.take()
+        assert leases.num_taken == 3
+        await asyncio.sleep(LEASE_S)
+        assert leases.num_taken == 0
+        leases.put(assignment(3))
+        await leases.take()
+        assert leases.num_taken == 1
+        assert not leases.end(0, 0)
+        assert leases.busy_s == LEASE_S
+        assert leases.end(3, 0)
+
+    scenario(body)
