@@ -8,9 +8,10 @@ command needs them.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -24,6 +25,7 @@ app = typer.Typer()
 RUNS = Path("runs")
 
 Directory = Annotated[Path, typer.Argument(help="Run directory.", metavar="DIR")]
+_LARGEST: Final = 2**63 - 1
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
@@ -86,10 +88,13 @@ def groups(
         typer.Option(help="issued, claimed, finished, batched, trained, committed or dropped."),
     ] = None,
     version: Annotated[
-        int | None, typer.Option(help="Only groups with tokens around this policy version.")
+        int | None,
+        typer.Option(
+            min=0, max=_LARGEST, help="Only groups with tokens around this policy version."
+        ),
     ] = None,
     group: Annotated[
-        int | None, typer.Option(min=0, help="The whole life of this one group.")
+        int | None, typer.Option(min=0, max=_LARGEST, help="The whole life of this one group.")
     ] = None,
     last: Annotated[
         int, typer.Option(min=0, help="Rows of the table; 0 for all. JSON has all.")
@@ -179,7 +184,7 @@ def _print_line(line: LogLine, as_json: bool) -> None:
 
     if not as_json:
         colour = {"warning": "yellow", "error": "red", "critical": "red"}.get(line.level or "")
-        typer.secho(show(line), fg=colour)
+        typer.secho(show(line), fg=colour, color=False if os.environ.get("NO_COLOR") else None)
     elif line.fields is not None:
         typer.echo(line.raw)
     else:

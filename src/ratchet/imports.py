@@ -98,7 +98,7 @@ def _import_module(reference: str, name: str) -> ModuleType:
             ' its folder on PYTHONPATH, or give the file itself: "path/to/file.py:object"'
         )
         raise ConfigError(msg) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(reference, error) from error
 
 
@@ -119,11 +119,11 @@ def _import_file(reference: str, path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and msgspec look their module up while it executes
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _broken(reference, error) from error
     return module
 
 
-def _broken(reference: str, error: Exception) -> ConfigError:
+def _broken(reference: str, error: Exception | SystemExit) -> ConfigError:
     return ConfigError(f"{reference!r} failed while importing: {type(error).__name__}: {error}")

@@ -63,6 +63,9 @@ def test_a_file_that_raises_is_named_and_not_kept(tmp_path: Path) -> None:
     path.write_text("import no_such_dependency\n")
     with pytest.raises(ConfigError, match=r"failed while importing.*no_such_dependency"):
         import_object(f"{path}:x")
+    path.write_text("raise SystemExit(0)\n")  # it would end the command as if all were well
+    with pytest.raises(ConfigError, match="failed while importing: SystemExit: 0"):
+        import_object(f"{path}:x")
     path.write_text("x = 5\n")
     assert import_object(f"{path}:x") == 5
 

@@ -6,8 +6,9 @@ Waits for the disk only.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -69,11 +70,26 @@ def _json(data: Mapping[str, Any], source: str) -> bytes:
     # JSON mode of pydantic is strict about types and still takes an array for a tuple
     import msgspec
 
+    for name in _not_numbers(data):  # which JSON does not have
+        msg = f"{source}: {name} has to be a finite number"
+        raise ConfigError(msg)
     try:
         return msgspec.json.encode(data)
     except TypeError as error:
         msg = f"{source}: {error}"
         raise ConfigError(msg) from None
+
+
+def _not_numbers(data: Any, name: str = "") -> Iterator[str]:
+    """Yield each field that holds no number, with its value."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _not_numbers(value, f"{name}.{key}".strip("."))
+    elif isinstance(data, list):
+        for value in data:
+            yield from _not_numbers(value, name)
+    elif isinstance(data, float) and not math.isfinite(data):
+        yield f"{name} = {data}"
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

@@ -12,7 +12,7 @@ from ratchet.config.buffer import BufferConfig
 from ratchet.config.model import ModelConfig
 from ratchet.config.rollout import EvalConfig, RolloutConfig
 from ratchet.config.runtime import RuntimeConfig
-from ratchet.config.section import NonNegative, Section
+from ratchet.config.section import Section
 from ratchet.config.task import TaskConfig
 from ratchet.config.training import (
     AlgorithmConfig,
@@ -31,7 +31,7 @@ class Config(Section):
     """A whole run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     model: ModelConfig
     task: TaskConfig
     rollout: RolloutConfig

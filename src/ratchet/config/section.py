@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

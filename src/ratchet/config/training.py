@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ratchet.config.section import NonNegative, Positive, PositiveFloat, Section
+from ratchet.config.section import BelowOne, NonNegative, Positive, PositiveFloat, Section
 
 
 class AlgorithmConfig(Section):
@@ -41,7 +41,7 @@ class TrainerConfig(Section):
     num_steps: Positive
     lr: PositiveFloat = 1e-4
     lr_warmup_steps: NonNegative = 20
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: PositiveFloat = 1.0
     micro_batch_tokens: Positive = 65536

@@ -11,15 +11,16 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
+from ratchet.actors.buffer_policy import Policy
 from ratchet.actors.verdicts import Verdicts
 from ratchet.algorithms.registry import ADVANTAGES, LOSSES
 from ratchet.backends.rollout.sglang.answers import kept_tokens
 from ratchet.config import Config, ModelConfig
-from ratchet.errors import ConfigError, TaskError
+from ratchet.errors import ConfigError, TaskError, UserError
 from ratchet.imports import check_choice
 from ratchet.runtime.batch_filter import load_batch_filter
 from ratchet.runtime.compose import ENGINES, TRAINERS, warm_start_prompts
@@ -35,6 +36,11 @@ _MAX_CHECKED: Final = 20_000
 counted.
 """
 
+_NO_TEMPLATE: Final = (
+    "model.chat_template = true, and the tokenizer of the model has no chat template: set it to"
+    " false, or give a model.path whose tokenizer has one"
+)
+
 
 def check_run(config: Config, reward: Reward | None = None) -> Task:
     """Check everything that a configuration refers to.
@@ -48,7 +54,7 @@ def check_run(config: Config, reward: Reward | None = None) -> Task:
         ConfigError: if the model, the token or a certificate is not there, or a prompt does not
             fit into the model.
     """
-    Verdicts(config.buffer)  # imports what the user has named there
+    _check_buffer(config)
     load_batch_filter(config.buffer)
     return _check_learner(config, reward)
 
@@ -89,8 +95,14 @@ def check_role(kind: RoleKind, config: Config) -> None:
     _check_names(config)
     check_credentials(config)
     if kind == "buffer":
-        Verdicts(config.buffer)
+        _check_buffer(config)
         _check_counts(config, build_task(config.task, config.seed))
+
+
+def _check_buffer(config: Config) -> None:
+    """Import what the user has named there."""
+    Verdicts(config.buffer)
+    Policy.load(config.buffer)
 
 
 def _check_names(config: Config) -> None:
@@ -139,7 +151,27 @@ def check_credentials(config: Config) -> None:
         open_credentials(config.runtime.token_file, config.runtime.tls)
 
 
+def _check_splits(config: Config, task: Task) -> None:
+    """Call what is the user's own, perhaps, for the first time."""
+    for split in get_args(Split):
+        try:
+            prompts: object = task.prompts(split)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, UserError):
+                raise
+            msg = f"task {config.task.name!r}: prompts({split!r}) failed: {_named(error)}"
+            raise TaskError(msg) from error
+        if not isinstance(prompts, Sequence):
+            msg = f"task {config.task.name!r}: prompts({split!r}) is no sequence, but {prompts!r}"
+            raise TaskError(msg)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _check_counts(config: Config, task: Task) -> None:
+    _check_splits(config, task)
     if not len(task.prompts("train")):
         msg = f"task {config.task.name!r} has no training prompts; change task.args"
         raise TaskError(msg)
@@ -219,6 +251,8 @@ def _context_tokens(model: ModelConfig) -> int | None:
 
 def _length_function(model: ModelConfig) -> Callable[[Prompt], int]:
     if model.tokenizer_chars is not None:
+        if model.chat_template:
+            raise ConfigError(_NO_TEMPLATE)
         known = frozenset(model.tokenizer_chars)
 
         def count_chars(prompt: Prompt) -> int:
@@ -235,6 +269,8 @@ def _length_function(model: ModelConfig) -> Callable[[Prompt], int]:
     from ratchet.backends.models import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(Path(model.path or ""))
+    if model.chat_template and not tokenizer.chat_template:
+        raise ConfigError(_NO_TEMPLATE)
     return lambda prompt: len(
         encode_prompt(tokenizer, prompt.text, chat_template=model.chat_template)
     )

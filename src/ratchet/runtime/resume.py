@@ -20,7 +20,9 @@ from ratchet.observability.rundir import RunDirectory
 from ratchet.runtime.agreement import differences
 from ratchet.runtime.rundir import free_name, put_aside, recorded_run
 from ratchet.storage.checkpoints import Checkpoints
+from ratchet.storage.groups import read_groups
 from ratchet.storage.sqlite import has_writer
+from ratchet.storage.versions import read_versions
 
 _FIXED: Final = ("seed", "model.", "task.", "rollout.group_size")
 """What the weights and the ledger were made with; all else may change from one life to the next."""
@@ -71,18 +73,24 @@ def resume_run(root: Path, config: Config, step: int | None) -> Resumption:
     """
     run = RunDirectory(root)
     find_config(root)
+    found = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
     run_id = recorded_run(run)
     if run_id is None or not run.ledger.exists():
-        msg = f"the run in {root} died before it began: start it again in another directory"
-        raise UserError(msg)
+        raise UserError(_without_files(run, found))
     for path in (run.versions, run.ledger):
         if has_writer(path):
             msg = f"the run in {root} has not ended: another process writes {path.name}; stop it"
             raise UserError(msg)
     changes = _changes(run, config)
-    found = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
     if step is not None or found.whole():
         step = found.find(step).facts.step
+    elif not found.starts.newest() and any(read_versions(run.versions)):
+        msg = (
+            f"the run in {root} has been trained, and {run.checkpoints} has nothing of that: bring"
+            " it back from a copy, or start a new run"
+        )
+        raise UserError(msg)
+    next(read_groups(run.ledger), None)  # it is whole, before anything is changed
     if (step or 0) >= config.trainer.num_steps:
         msg = (
             f"the run in {root} has taken all of its {config.trainer.num_steps} steps; to train on,"
@@ -95,6 +103,17 @@ def resume_run(root: Path, config: Config, step: int | None) -> Resumption:
         msg = f"cannot go on in {root}: {error}; check its permissions and the free space"
         raise UserError(msg) from None
     return Resumption(run, run_id, step, changes)
+
+
+def _without_files(run: RunDirectory, found: Checkpoints) -> str:
+    missing = [path for path in (run.versions, run.ledger) if not path.exists()]
+    if len(missing) > 1 and not found.there():
+        return f"the run in {run.root} died before it began: start it again in another directory"
+    names = " and ".join(path.name for path in missing)
+    return (
+        f"{run.root} has no {names}, without which nobody knows what was trained: bring it back"
+        " from a copy, or start a new run; `ratchet export` still writes a checkpoint's model"
+    )
 
 
 def _changes(run: RunDirectory, config: Config) -> tuple[tuple[str, str, str], ...]:

@@ -66,6 +66,7 @@ def test_a_configuration_without_mistakes_gives_its_task() -> None:
             ["max_tokens = 59 and 2 tokens that SGLang keeps", "context of 64"],
         ),
         ({"model": {"tokenizer_chars": "0123>"}}, ["tokenizer_chars", "add them"]),
+        ({"model": {"chat_template": True}}, ["model.chat_template = true", "no chat template"]),
     ],
 )
 def test_a_mistake_in_the_configuration(sections: Any, words: Sequence[str]) -> None:
@@ -94,6 +95,7 @@ def test_prompts_that_are_not_those_of_the_configuration_are_refused() -> None:
     [
         ({"filters": ["no_such:own"]}, "buffer.filters"),
         ({"unused": "no_such:own"}, "buffer.unused"),
+        ({"custom": "no_such:own"}, "buffer.custom"),
     ],
 )
 def test_the_buffers_own_code_is_imported_where_it_will_run(buffer: Any, field: str) -> None:
@@ -191,3 +193,32 @@ def test_the_launcher_stays_light() -> None:
         check=True,
     )
     assert not {"torch", "transformers"} & set(done.stdout.split())
+
+
+class BrokenTask(Task):
+    """Fails when it is asked for prompts."""
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        if split == "train":
+            return super().prompts(split)
+        sys.exit(0)
+
+
+class EndlessTask(Task):
+    """Gives what has no length."""
+
+    def prompts(self, split: Split) -> Any:
+        return iter(super().prompts(split))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("BrokenTask", r"prompts\('eval'\) failed: SystemExit: 0"),
+        ("EndlessTask", r"prompts\('train'\) is no sequence"),
+    ],
+)
+def test_a_task_whose_prompts_cannot_be_had_is_named(name: str, says: str) -> None:
+    for kind in ("buffer", "rollout"):
+        with pytest.raises(TaskError, match=rf"{name}': {says}"):
+            check_role(kind, small_config(task={"name": f"{__file__}:{name}", "args": {}}))

@@ -16,6 +16,7 @@ from ratchet.runtime.rundir import create_run_directory
 from ratchet.storage.checkpoint import CheckpointFacts
 from ratchet.storage.checkpoints import Checkpoints
 from ratchet.storage.ledger import GroupLedger
+from ratchet.storage.starts import Start, Starts
 from ratchet.storage.versions import VersionStore
 
 CONFIG = small_config(trainer={"num_steps": 9, "lr": 1e-3})
@@ -138,3 +139,30 @@ def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
     run = create_run_directory(tmp_path / "run", CONFIG)
     with pytest.raises(UserError, match="died before it began"):
         resume_run(run.root, CONFIG, None)
+
+
+def test_a_run_without_its_tables_or_checkpoints_names_them_and_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", 3)
+    run.ledger.rename(tmp_path / "ledger")
+    with pytest.raises(UserError, match=r"has no ledger\.sqlite, .* bring it back from a copy"):
+        resume_run(run.root, CONFIG, None)
+    run.ledger.write_bytes(b"no table at all" * 999)
+    before = files(run.root)
+    with pytest.raises(UserError, match=r"ledger\.sqlite"):
+        resume_run(run.root, CONFIG, None)
+    assert files(run.root) == before
+
+
+def test_a_trained_run_whose_checkpoints_are_gone_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    store = VersionStore.open(run.versions, run="r1")
+    store.reserve(store.acquire_term("trainer-0", "i", 0.0), 0, None, 0.0)
+    store.close()
+    before = files(run.root)
+    with pytest.raises(UserError, match=r"has been trained, and .*checkpoints has nothing of that"):
+        resume_run(run.root, CONFIG, None)
+    assert files(run.root) == before
+    Starts(run.checkpoints).record(Start(1, None, 0))  # it had not come to its first checkpoint
+    assert resume_run(run.root, CONFIG, None).step is None

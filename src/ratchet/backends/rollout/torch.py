@@ -86,7 +86,9 @@ class TorchEngine:
         self._requests: dict[Request, asyncio.Future[Completion]] = {}
         self._unsent: list[Request] = []
         # on the engine's thread; read anywhere
-        self._busy_s, self._paused_s = 0.0, 0.0
+        self._busy: tuple[float, float | None] = 0.0, None
+        """seconds of all steps that have ended, and when the one began that has not"""
+        self._paused_s = 0.0
         self._paused_at: float | None = None
         self._parts: _Parts | None = None
 
@@ -149,11 +151,11 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """Return the running totals."""
-        since = self._paused_at
+        since, (busy_s, stepping) = self._paused_at, self._busy
         parts = self._parts
         running = 0 if parts is None or self._thread.has_ended else parts.batch.num_running
         return EngineStats(
-            busy_s=self._busy_s,
+            busy_s=busy_s + (0.0 if stepping is None else time.perf_counter() - stepping),
             paused_s=self._paused_s + (0.0 if since is None else time.perf_counter() - since),
             generated_tokens=0 if parts is None else parts.batch.generated_tokens,
             running=running,
@@ -245,9 +247,10 @@ class TorchEngine:
         return self._paused_at is None and parts is not None and parts.batch.has_work
 
     def _step(self) -> None:
-        began = time.perf_counter()
+        busy_s, began = self._busy[0], time.perf_counter()
+        self._busy = busy_s, began
         outcomes = self._loaded.batch.step()
-        self._busy_s += time.perf_counter() - began
+        self._busy = busy_s + time.perf_counter() - began, None
         if outcomes:
             self._thread.notify(self._deliver, outcomes)
 

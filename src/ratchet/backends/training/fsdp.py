@@ -169,7 +169,7 @@ class FsdpBackend:
     async def written(self) -> None:
         """Wait until this rank has written, or could not."""
         if self._saving is not None:
-            await asyncio.wait([asyncio.wrap_future(self._saving)])
+            await asyncio.gather(asyncio.wrap_future(self._saving), return_exceptions=True)
 
     async def end_save(self) -> None:
         """Wait until every rank has written.

@@ -328,3 +328,29 @@ assert "peft" not in sys.modules  # nobody asked for an adapter
         [sys.executable, "-c", script], timeout=60, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_step_counts_while_it_lasts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_step, go_on = threading.Event(), threading.Event()
+    step = Batch.step
+
+    def slow(self: Batch) -> Any:
+        in_step.set()
+        go_on.wait()
+        return step(self)
+
+    async def scenario() -> None:
+        engine = TorchEngine(directory)
+        await engine.start()
+        await engine.stamp(0)
+        monkeypatch.setattr(Batch, "step", slow)
+        task = asyncio.create_task(engine.generate([5], SHORT))
+        await asyncio.to_thread(in_step.wait)
+        first, second = engine.stats().busy_s, engine.stats().busy_s
+        assert 0 < first < second  # else a short look would find more than its own length
+        go_on.set()
+        await task
+        assert engine.stats().busy_s > second
+        await engine.close()
+
+    run(scenario())
