@@ -6,6 +6,7 @@ Consumes summary.json and the logs of a run directory, any of which may be missi
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -79,7 +80,7 @@ def describe(aftermath: Aftermath) -> Iterator[str]:
         yield f"first error: {aftermath.first_error}"
     for error in aftermath.last_errors:
         yield f"later error: {error}"
-    yield printable(f"ratchet logs {aftermath.directory} --level warning has more")
+    yield printable(f"ratchet logs {shlex.quote(aftermath.directory)} --level warning has more")
 
 
 def _read_summary(run: RunDirectory) -> _Summary:

@@ -6,6 +6,7 @@ any of which may be missing, produces a `RunReport` and its text. Waits for noth
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import statistics
 from collections import Counter
@@ -184,14 +185,14 @@ def _rows(report: RunReport) -> Iterable[tuple[str, str]]:
 
 
 def _next(report: RunReport) -> Iterable[str]:
-    directory = Path(report.directory)
+    directory = shlex.quote(report.directory)
     if report.num_errors or report.num_warnings:
         yield f"ratchet logs {directory} --level warning"
     else:
         yield f"ratchet logs {directory}"
     yield f"ratchet versions {directory}"
     yield f"ratchet groups {directory}" + (" --state dropped" if report.dropped else "")
-    run = RunDirectory(directory)
+    run = RunDirectory(Path(report.directory))
     for path in (run.metrics, run.summary, run.model):
         if path.exists():
             yield str(path)

@@ -1,3 +1,4 @@
+import gc
 import threading
 from pathlib import Path
 
@@ -116,6 +117,19 @@ def test_a_failed_export_leaves_nothing(
         assert files() == []
         await backend.export(tmp_path / "out")
         assert files() == [tmp_path / "out"]
+
+    run(base, body)
+
+
+def test_a_state_that_cannot_be_written_is_told_once(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(backend: FsdpBackend) -> None:
+        await backend.begin_save(tmp_path / "none")
+        with pytest.raises(OSError, match="No such file"):
+            await backend.end_save()
+        gc.collect()  # a future whose error nobody took would say so now
+        assert [record for record in caplog.records if record.name == "asyncio"] == []
 
     run(base, body)
 
