@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -94,7 +94,7 @@ class RoleProcess:
         name: of the role.
         command: what to run: argv.
         env: its environment.
-        spec: makes the first line of its standard input, anew for each life.
+        first_lines: makes what each life reads first: its spec, and what it was told before.
         errors: file that its standard error is added to.
         reaper: kills its process group if the launcher is gone.
         log: of the launcher.
@@ -106,7 +106,7 @@ class RoleProcess:
         *,
         command: Sequence[str],
         env: Mapping[str, str],
-        spec: Callable[[], bytes],
+        first_lines: Callable[[], Iterable[bytes]],
         errors: Path,
         reaper: Reaper,
         log: Log,
@@ -114,7 +114,7 @@ class RoleProcess:
         self.name = name
         self._command = list(command)
         self._env = dict(env)
-        self._spec = spec
+        self._first_lines = first_lines
         self._errors = errors
         self._reaper = reaper
         self._log = log
@@ -129,7 +129,8 @@ class RoleProcess:
         process = self._spawn()
         self._life = _Life(process, self._reaper)
         self._log.info("process_started", name=self.name, pid=process.pid)
-        self.tell(self._spec())
+        for line in self._first_lines():
+            self.tell(line)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._errors.open("ab") as errors:

@@ -49,6 +49,7 @@ class RoleInProcess:
         self._start = start
         self._ref: LocalRef | None = None
         self._refused: UserError | None = None
+        self._stops_training = False
         self._end = EndOfActor(name)
 
     async def start(self) -> None:
@@ -61,6 +62,8 @@ class RoleInProcess:
             self._refused = error
         else:
             self._ref.watch(self._end)
+            if self._stops_training:
+                self.stop_training()
 
     async def ended(self) -> End:
         """Wait for the actor to end."""
@@ -78,7 +81,8 @@ class RoleInProcess:
         """Do nothing: an actor that hangs has lost its name, and ends with its loop."""
 
     def stop_training(self) -> None:
-        """Tell the trainer to end in order."""
+        """Tell the trainer to end in order; one that is about to start hears of it then."""
+        self._stops_training = True
         if self._ref is not None:
             self._ref.tell(StopTraining("asked to stop"))
 

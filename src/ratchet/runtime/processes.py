@@ -55,6 +55,7 @@ class LocalSupervisor:
         self._log = log
         self._on_escalation = on_escalation
         self._start = ChosenStart(run, placement.start_step)
+        self._stops_training = False
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> RoleOutcome:
         """Run until the trainer ends (or all roles, where it is elsewhere), or a role fails for
@@ -71,6 +72,7 @@ class LocalSupervisor:
             trainers = [child for kind, child in children if kind == "trainer"]
 
             def stop_training() -> bool:
+                self._stops_training = True  # one that is about to start hears of it then
                 for trainer in trainers:
                     trainer.tell(b"stop")
                 return bool(trainers)
@@ -96,14 +98,15 @@ class LocalSupervisor:
                 **os.environ,
                 "OMP_NUM_THREADS": str(self._config.runtime.threads),
             },
-            spec=partial(self._spec, kind, name),
+            first_lines=partial(self._first_lines, kind, name),
             errors=self._run.logs / f"{log_name(spec.role)}.err",
             reaper=reaper,
             log=self._log,
         )
 
-    def _spec(self, kind: RoleKind, name: str) -> bytes:
+    def _first_lines(self, kind: RoleKind, name: str) -> list[bytes]:
         spec = self._placement.spec(kind, name, uuid.uuid4().hex[:12])
-        if kind == "trainer":
-            spec = msgspec.structs.replace(spec, start_step=self._start.step())
-        return msgspec.json.encode(spec)
+        if kind != "trainer":
+            return [msgspec.json.encode(spec)]
+        spec = msgspec.structs.replace(spec, start_step=self._start.step())
+        return [msgspec.json.encode(spec), *([b"stop"] if self._stops_training else [])]

@@ -220,11 +220,12 @@ def main() -> None:
     commands = os.fdopen(os.dup(0), "rb")
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - what the ranks inherit
         os.dup2(nothing.fileno(), 0)
-    spec = msgspec.json.decode(commands.readline(), type=RoleSpec)
     try:
+        spec = msgspec.json.decode(commands.readline(), type=RoleSpec)
         outcome = outcome_of_work(lambda: _run(spec, commands))
     except _Terminated:
         outcome = RoleOutcome("stopped")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its last words are still to come
     report.write(msgspec.json.encode(outcome) + b"\n")
     report.flush()
     leave(outcome)

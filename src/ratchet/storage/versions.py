@@ -59,6 +59,8 @@ class VersionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = database.connection
+        self._records: tuple[VersionRecord, ...] | None = None
+        """all of them, until one changes"""
 
     @classmethod
     def open(cls, path: Path | None, *, run: str | None = None) -> VersionStore:
@@ -120,6 +122,7 @@ class VersionStore:
             VersionError: if the parent is unknown, or has more steps.
         """
         self._fence(term)
+        self._records = None
         if parent is not None:
             ancestor = self._known(parent)
             if ancestor.step > step:
@@ -153,6 +156,7 @@ class VersionStore:
             msg = f"version {version} is {record.state} ({detail}) and cannot be committed"
             raise VersionError(msg)
         self._fence(record.term)
+        self._records = None
         self._sql.execute(
             "UPDATE versions SET state = 'live', digest = ?, decided_at = ? WHERE version = ?",
             (digest, now, version),
@@ -170,6 +174,7 @@ class VersionStore:
         if record.state == "live":
             msg = f"version {version} is live and cannot be burnt"
             raise VersionError(msg)
+        self._records = None
         self._sql.execute(
             "UPDATE versions SET state = 'burnt', reason = ?, decided_at = ? WHERE version = ?",
             (reason, now, version),
@@ -177,8 +182,10 @@ class VersionStore:
 
     def records(self) -> tuple[VersionRecord, ...]:
         """Return every version that was ever reserved, ascending."""
-        rows = self._sql.execute("SELECT * FROM versions ORDER BY version")
-        return tuple(_record(row) for row in rows)
+        if self._records is None:  # all roles ask at once when a registry has started again
+            rows = self._sql.execute("SELECT * FROM versions ORDER BY version")
+            self._records = tuple(_record(row) for row in rows)
+        return self._records
 
     def with_burnt_ancestors(self, versions: Iterable[PolicyVersion]) -> tuple[VersionRecord, ...]:
         """Return these versions, less unknown ones, and the ancestors of each down to the first

@@ -68,15 +68,15 @@ class Setup:
             "buffer",
             command=[sys.executable, "-I", "-S", "-c", script],
             env=dict(os.environ),
-            spec=self._spec,
+            first_lines=self._first_lines,
             errors=self.errors,
             reaper=self.reaper,
             log=self.log,
         )
 
-    def _spec(self) -> bytes:
+    def _first_lines(self) -> list[bytes]:
         self.lives += 1
-        return b"secret, life %d" % self.lives
+        return [b"secret, life %d" % self.lives]
 
     @property
     def pid(self) -> int:

@@ -174,6 +174,23 @@ def test_a_stop_is_told_to_the_trainer_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert [line for line in world.ended if ":" in line] == ["trainer-0: asked to stop"]
 
 
+def test_a_stop_reaches_a_trainer_that_is_about_to_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def act(world: World) -> None:
+        first = world.refs["trainer-0"]
+        actor = world.actor("trainer-0")
+        actor.spawn(actor.fail(ValueError("why")), name="work")
+        while first.is_alive():  # noqa: ASYNC110 - nothing else tells of it in that moment
+            await asyncio.sleep(0)
+        assert world.refs["trainer-0"] is first  # the next one is still to come
+        world.stop.set()
+
+    outcome, world = scenario(monkeypatch, act)
+    assert outcome == RoleOutcome("finished", "asked to stop")
+    assert len(world.lives["trainer-0"]) == 2
+
+
 def test_a_kill_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, world = scenario(monkeypatch, lambda w: w.kill.set())
     assert outcome == RoleOutcome("stopped", "interrupted")

@@ -226,3 +226,18 @@ def test_a_launcher_that_was_stopped_counts_no_time_against_its_roles(
     assert outcome == RoleOutcome("stopped", "interrupted")
     assert len(world.log.named("process_started")) == 7
     assert world.log.named("child_killed") == []
+
+
+def test_a_stop_outlives_the_life_of_the_trainer_that_it_was_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        trainer = world.pid("trainer-0")
+        os.kill(trainer, signal.SIGSTOP)  # it will not read it
+        world.stop.set()
+        await until(lambda: world.supervisor._stops_training)
+        os.kill(trainer, signal.SIGKILL)
+
+    outcome, world = scenario(tmp_path, monkeypatch, body)
+    assert outcome == RoleOutcome("finished", "stop")
+    assert len(world.specs("trainer-0")) == 2

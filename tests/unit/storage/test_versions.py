@@ -107,3 +107,17 @@ def test_a_version_reserved_under_an_older_term_is_never_committed() -> None:
     store.commit(0, "d0", 0.0)  # a repeated commit of what is live changes nothing, and may
     store.burn(1, "trainer lost", 0.0)
     assert [record.state for record in store.records()] == ["live", "burnt"]
+
+
+def test_all_records_are_read_once_until_one_changes() -> None:
+    store = VersionStore.open(None)
+    term = store.acquire_term("trainer-0", "a", 1.0)
+    first = store.reserve(term, 0, None, 2.0)
+    assert store.records() is store.records()
+    store.commit(first, "d", 3.0)
+    second = store.reserve(term, 1, first, 4.0)
+    assert [record.state for record in store.records()] == ["live", "reserved"]
+    store.burn(second, "why", 5.0)
+    assert [record.state for record in store.records()] == ["live", "burnt"]
+    store.reserve(term, 1, first, 6.0)
+    assert len(store.records()) == 3

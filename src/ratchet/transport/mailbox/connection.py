@@ -241,6 +241,7 @@ def _bound_buffers(transport: asyncio.Transport) -> None:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         return
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _SOCKET_BYTES)
-    if ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
+    peer = transport.get_extra_info("peername")
+    if peer is not None and ipaddress.ip_address(peer[0]).is_loopback:  # None: it is gone already
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)

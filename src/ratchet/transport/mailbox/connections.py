@@ -41,19 +41,20 @@ class Connections:
         return iter(tuple(self._open))
 
     def add(self, connection: Connection) -> None:
-        """Count a new one. When all are taken, it displaces the oldest that has not proved itself:
-        strangers cannot keep the nodes of the run out by holding sockets open.
+        """Count a new one. When all are taken, it displaces one that has not proved itself: first
+        of those that were refused and linger, then the oldest. So strangers cannot keep the nodes
+        of the run out by holding sockets open.
         """
-        oldest = next((other for other in self._open if _is_stranger(other)), None)
+        strangers = sorted(filter(_is_stranger, self._open), key=lambda other: not other.closed)
         self._open[connection] = None
-        if len(self._open) <= self._limit:
-            return
-        if oldest is not None:
-            oldest.abort()
-            self.num_refused += 1
-        else:
+        excess = len(self._open) - self._limit
+        if len(strangers) < excess:
             text = f"{self._owner} has {self._limit} connections"
             connection.refuse(Refused("busy", text))
+            return
+        for other in strangers[: max(0, excess)]:
+            self.num_refused += not other.closed
+            other.abort()
 
     def discard(self, connection: Connection) -> None:
         """Forget one that is closed."""
@@ -81,5 +82,5 @@ class Connections:
 
 
 def _is_stranger(connection: Connection) -> bool:
-    """Tell whether somebody has come in who has not proved to be of the run."""
-    return not (connection.closed or connection.handshake.dials or connection.handshake.done)
+    """Tell whether somebody has come in who has not proved to be of the run, or was refused."""
+    return not (connection.handshake.dials or connection.handshake.done)

@@ -104,7 +104,11 @@ def wait_for_go(link: Link, route: WeightRoute, number: int, deadline: Deadline)
     if not link.until(lambda: store.check([key]), deadline):
         msg = f"the trainer did not begin the transfer within {deadline.timeout_s:g} s"
         raise TransferFailed(msg)
-    go = msgspec.json.decode(called(lambda: store.get(key)), type=Go)
+    try:
+        go = msgspec.json.decode(called(lambda: store.get(key)), type=Go)
+    except msgspec.MsgspecError as error:
+        msg = f"what the store has as the trainer's answer cannot be read: {error}"
+        raise TransferFailed(msg) from None
     if go.group is None:
         raise TransferFailed(str(go.failure))
     return go
@@ -138,7 +142,10 @@ def gather_ready(
 
     def all_here() -> bool:
         while missing and store.queue_len(key):
-            ready = msgspec.json.decode(store.queue_pop(key), type=Ready)
+            try:
+                ready = msgspec.json.decode(store.queue_pop(key), type=Ready)
+            except msgspec.MsgspecError:  # of no engine of ours: whoever is missing stays so
+                continue
             if missing.pop(ready.rank, None) is None:
                 continue
             if ready.failure is None:

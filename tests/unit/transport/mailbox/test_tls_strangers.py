@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from tests.helpers.tcp_towns import ask, over_tcp, until
 
 from ratchet.messages import AbortLoad, VersionBurnt
+from ratchet.transport.mailbox import tls
 from ratchet.transport.mailbox.address import Address
 from ratchet.transport.mailbox.wire import SocketWire
 
 if TYPE_CHECKING:
+    import pytest
     from tests.helpers.nodes import Town
 
 
@@ -51,6 +53,30 @@ def test_handshakes_count_as_connections_and_make_room_for_nodes(wire: SocketWir
             b.node.ref("a").tell(AbortLoad(0, 1, ""))
         await a.inbox.has(2)
         assert len(a.node._connections) == 4
+        for _, writer in strangers:
+            writer.transport.abort()
+
+    over_tcp(scene, connections=4, hello_s=20.0)
+
+
+def test_strangers_that_were_refused_make_room_at_once(
+    wire: SocketWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LINGER_S", 600.0)  # while the alert is on its way to them
+
+    async def scene(town: Town) -> None:
+        a = await town.start("a", wire=wire)
+        assert a.node.address is not None
+        strangers = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection(a.node.address.host, a.node.address.port)
+            writer.write(b"x" * 8)
+            strangers.append((reader, writer))
+        await until(lambda: a.node.num_refused == 4)
+        assert len(a.node._connections) == 4
+        b = await town.start("b", wire=wire)
+        b.node.ref("a").tell(AbortLoad(0, 1, ""))
+        await a.inbox.has(1)
         for _, writer in strangers:
             writer.transport.abort()
 

@@ -84,6 +84,17 @@ def test_who_has_left_is_not_waited_for(room: Room) -> None:
     assert lost == {2: "dead"}
 
 
+def test_what_a_stranger_puts_into_the_store_ends_no_transfer(room: Room) -> None:
+    store = room.trainer.store(Deadline(20.0))
+    store.queue_push("t/1/ready", "no word of ours")
+    room.come(Ready(1, None))
+    came, lost = room.gather({"e1/a": "dead", "e2/a": "dead"})
+    assert (set(came), set(lost)) == ({1}, {2, 3})
+    store.set("t/2/go/1", "no word of ours")
+    with pytest.raises(TransferFailed, match="the trainer's answer cannot be read"):
+        wait_for_go(room.engine, room.route(1), 2, Deadline(20.0))
+
+
 def test_a_round_hears_only_its_own(room: Room) -> None:
     room.come(Ready(1, None), Ready(2, None), Ready(3, None))
     room.come(Ready(1, None, has=4), number=2)
