@@ -154,20 +154,17 @@ def check_credentials(config: Config) -> None:
 def _check_splits(config: Config, task: Task) -> None:
     """Call what is the user's own, perhaps, for the first time."""
     for split in get_args(Split):
+        call = f"task {config.task.name!r}: prompts({split!r})"
         try:
             prompts: object = task.prompts(split)
+        except UserError:
+            raise
         except (Exception, SystemExit) as error:
-            if isinstance(error, UserError):
-                raise
-            msg = f"task {config.task.name!r}: prompts({split!r}) failed: {_named(error)}"
+            msg = f"{call} failed: {type(error).__name__}: {error}"
             raise TaskError(msg) from error
         if not isinstance(prompts, Sequence):
-            msg = f"task {config.task.name!r}: prompts({split!r}) is no sequence, but {prompts!r}"
+            msg = f"{call} is no sequence, but {prompts!r}"
             raise TaskError(msg)
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _check_counts(config: Config, task: Task) -> None:

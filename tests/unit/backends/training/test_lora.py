@@ -1,8 +1,6 @@
 """The training backend with an adapter: what is trained, and what is exported."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.helpers.fsdp_runs import run
 from tests.helpers.training import copy_prompts, make_groups, training_config, write_model
 from transformers import AutoTokenizer
 
@@ -30,19 +29,6 @@ def lora_config(*, dtype: str = "float32", **lora: Any) -> Config:
         warm_start=warm_start,
         trainer={"lr": 0.05},
     )
-
-
-def run(base: Path, config: Config, body: Callable[[FsdpBackend], Awaitable[None]]) -> None:
-    async def main() -> None:
-        backend = FsdpBackend(base, config=config, device="cpu")
-        async with asyncio.timeout(60):
-            await backend.start()
-            try:
-                await body(backend)
-            finally:
-                await backend.close()
-
-    asyncio.run(main())
 
 
 async def train(backend: FsdpBackend) -> None:
@@ -72,7 +58,7 @@ def test_all_of_the_adapter_is_trained_and_nothing_else(base: Path, dtype: str) 
         }
         assert {spec.dtype for spec in backend.specs()[1:]} == {dtype}
 
-    run(base, lora_config(dtype=dtype), body)
+    run(base, body, lora_config(dtype=dtype))
 
 
 def test_a_warm_start_trains_the_adapter(base: Path) -> None:
@@ -83,7 +69,7 @@ def test_a_warm_start_trains_the_adapter(base: Path) -> None:
         assert last["loss"] < 2.3  # as it was: ln 14 = 2.64, a uniform guess
         assert torch.equal(model.get_input_embeddings().weight, embedding)
 
-    run(base, lora_config(), body)
+    run(base, body, lora_config())
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
@@ -104,7 +90,7 @@ def test_an_export_is_an_adapter_that_peft_reads(base: Path, tmp_path: Path) -> 
         assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("07>") == [3, 10, 13]
         assert not (tmp_path / "out" / "merged").exists()
 
-    run(base, lora_config(), body)
+    run(base, body, lora_config())
 
 
 def test_the_targets_are_exported_in_order(base: Path, tmp_path: Path) -> None:
@@ -117,7 +103,7 @@ def test_the_targets_are_exported_in_order(base: Path, tmp_path: Path) -> None:
         names = [name.removeprefix("base_model.model.") for name in sorted(modules)]
         assert config["target_modules"] == names
 
-    run(base, lora_config(), body)
+    run(base, body, lora_config())
 
 
 def test_merged_weights_are_exported_on_demand(base: Path, tmp_path: Path) -> None:
@@ -136,7 +122,7 @@ def test_merged_weights_are_exported_on_demand(base: Path, tmp_path: Path) -> No
         await train(backend)  # the model in training was not merged
         assert not torch.equal(logits(merged), logits(trained))
 
-    run(base, lora_config(export_merged=True), body)
+    run(base, body, lora_config(export_merged=True))
 
 
 def test_the_state_of_an_adapter_to_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
@@ -153,7 +139,7 @@ def test_the_state_of_an_adapter_to_other_weights_is_refused(base: Path, tmp_pat
     async def restore(backend: FsdpBackend) -> None:
         await backend.restore(saved)
 
-    run(base, config, save)
-    run(base, config, restore)
+    run(base, save, config)
+    run(base, restore, config)
     with pytest.raises(UserError, match=r"adapter to other weights than those in model\.path"):
-        run(other, config, restore)
+        run(other, restore, config)
