@@ -83,7 +83,6 @@ class Payloads:
             self.forget([group.group_id])
             self._failed(f"{self._pending_bytes} bytes wait for the disk")
             return
-        self.kept.add(group.group_id)
         self._later(group.group_id, _Change(group, num_bytes))
 
     def forget(self, group_ids: Iterable[int]) -> None:
@@ -112,6 +111,8 @@ class Payloads:
         with self._lock:
             before = self._pending.get(group_id, _REMOVE)
             self._pending[group_id] = change
+            if change.group is not None:  # here, as an earlier write of it may fail just now
+                self.kept.add(group_id)
             self._pending_bytes += change.num_bytes - before.num_bytes
         self._executor.submit(self._work, group_id)
 
@@ -120,6 +121,7 @@ class Payloads:
             if group_id not in self._pending:  # done already, with what was to be done before
                 return
             change = self._pending[group_id]
+        is_lost = False
         try:
             if change.group is None:
                 self._path(group_id).unlink(missing_ok=True)
@@ -127,12 +129,12 @@ class Payloads:
                 self._write(change.group)
                 self.error = ""
         except OSError as error:
-            with self._lock:
-                if self._pending[group_id] is change:  # else there is a later attempt to keep
-                    self.kept.discard(group_id)
+            is_lost = True
             self._failed(str(error))
         with self._lock:
-            if self._pending[group_id] is change:
+            if self._pending[group_id] is change:  # else there is a later one
+                if is_lost:
+                    self.kept.discard(group_id)
                 del self._pending[group_id]
                 self._pending_bytes -= change.num_bytes
 
