@@ -90,9 +90,7 @@ def resume_run(root: Path, config: Config, step: int | None) -> Resumption:
             " it back from a copy, or start a new run"
         )
         raise UserError(msg)
-    next(
-        read_groups(run.ledger), None
-    )  # raises if it cannot be read, before anything is changed
+    next(read_groups(run.ledger), None)  # raises if it cannot be read, before anything is changed
     if (step or 0) >= config.trainer.num_steps:
         msg = (
             f"the run in {root} has taken all of its {config.trainer.num_steps} steps; to train on,"
